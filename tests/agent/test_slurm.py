@@ -134,7 +134,6 @@ def test_a_requeued_job_is_admitted_again_where_slurm_puts_it(agent: HeldAgent) 
     """Its epilog never reached the agent, and the job comes back with its id: on the same GPU, another, or both."""
     start(ASKS, agent.folder)
     agent.kill()
-    end(JOB, agent.folder)
     agent.start()
     assert tenants(agent)["slurm-4711"]["gpus"][0]["uuid"] == uuid_of(0)
     assert start(ASKS, agent.folder) == f"slurm-4711 has 30% of {uuid_of(0)}"
@@ -166,6 +165,19 @@ def test_a_missed_epilog_is_made_good() -> None:
         wait_for(lambda: set(tenants(agent)) == {"slurm-4713"})
     finally:
         agent.close()
+
+
+def test_an_epilog_without_an_agent_counts_though_the_job_runs_again(agent: HeldAgent) -> None:
+    """Requeued, but its comment asks for nothing any more: its processes are not those of the earlier run's share."""
+    start(ASKS, agent.folder)
+    start(ASKS | {"SLURM_JOB_ID": "4712", "SLURM_JOB_GPUS": "1"}, agent.folder)
+    agent.kill()
+    end(JOB, agent.folder)
+    agent.put("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
+    agent.start()
+    wait_for(lambda: set(tenants(agent)) == {"slurm-4712"}, what="only the job whose epilog ran has ended")
+    assert "the epilog of slurm-4711 ran while no agent answered" in (agent.folder / "agent.log").read_text()
+    assert start(ASKS, agent.folder) == f"slurm-4711 has 30% of {uuid_of(0)}"
 
 
 def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAgent) -> None:
@@ -311,13 +323,13 @@ def test_a_users_own_python_does_not_get_into_the_task_prolog(agent: HeldAgent, 
     assert done.stdout.startswith("print cotenant: --comment memory=: GPU 0")
 
 
-def test_a_job_that_never_ran_is_let_go_in_the_end() -> None:
+def test_a_job_that_never_ran_is_let_go_in_the_end(tmp_path: Path) -> None:
     """Its prolog was killed, and no epilog came."""
     owners = Owners(lambda pid: None)
     never, seen = tenant_of("never"), tenant_of("seen")
     owners.add(never, Owner("slurm", "1"))
     owners.add(seen, Owner("slurm", "2"))
-    ended = EndedJobs(owners)
+    ended = EndedJobs(owners, tmp_path)
     assert ended.over({"2"}, 0.0) == []
     assert ended.over((), 10.0) == []
     assert ended.over((), 10.0 + slurm_ended.PATIENCE_S) == [seen]

@@ -257,7 +257,7 @@ class Agent:
         registry, save = self.registry, self.state.save
         self.lives = Lives(registry, self.accounts, self.parked, self.history, save)
         self.owners = Owners(self.options.locate)
-        self.ended = EndedJobs(self.owners)
+        self.ended = EndedJobs(self.owners, self.folder)
         limits, owners = self.limits, self.owners
         self.unseen = UnseenWatch(registry, owners, in_group=limits.tenant_in, bring_back=limits.bring_back)
         self.proof = ShareProof(registry, self.unseen.tenant_of, limits.not_enforced)

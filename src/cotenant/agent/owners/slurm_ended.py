@@ -2,6 +2,9 @@
 
 A job runs as long as its cgroup has a process: with `PrologFlags=Contain` from the prolog to the epilog. A job that has
 not been seen running may still be in its prolog, so its share is kept for longer.
+
+A job whose file the epilog has removed has ended, even if Slurm runs it again by the same id: the new prolog writes the
+file before it requests a share.
 """
 
 from __future__ import annotations
@@ -38,10 +41,11 @@ def running_jobs(locate: Callable[[int], Place | None], proc: Path = Path("/proc
 
 
 class EndedJobs:
-    """Finds jobs that have ended but still have a share."""
+    """Finds jobs that have ended but still have a share. `folder`: where prologs write the files of jobs."""
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Owners, folder: Path) -> None:
         self._owners = owners
+        self._folder = folder
         self._seen: set[Tenant] = set()
         self._missing_since_s: dict[Tenant, float] = {}
 
@@ -53,12 +57,19 @@ class EndedJobs:
         """Call `drop` with tenants whose jobs have ended, as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
+            for tenant in self.with_epilog():
+                LOG.warning(f"the epilog of {tenant.name} ran while no agent answered: its share is released")
+                drop(tenant)
             if not self._owners.owned(KIND):
                 continue
             running = await asyncio.to_thread(running_jobs, locate)
             for tenant in self.over(running, time.monotonic()):
                 LOG.warning(f"the job of {tenant.name} ended without its epilog: its share is released")
                 drop(tenant)
+
+    def with_epilog(self) -> list[Tenant]:
+        """Tenants whose jobs had an epilog that did not reach the agent."""
+        return [t for t in self._owners.owned(KIND) if not job_file(self._folder, t.name).exists()]
 
     def over(self, running: Iterable[str], now_s: float) -> list[Tenant]:
         """Tenants whose jobs have ended, given the jobs that have processes now."""
