@@ -104,7 +104,7 @@ class Device:
         self.plain, self.space = plain.value, space.value
         self.prop = (ctypes.c_uint8 * 32)()
         ctypes.c_int.from_buffer(self.prop, 0).value = 1  # the type of the memory: pinned
-        ctypes.c_int.from_buffer(self.prop, 8).value = 1  # its location: device 0
+        ctypes.c_int.from_buffer(self.prop, 8).value = 1  # the type of its location: a device (whose number is 0)
         self.access = (ctypes.c_int * 3)(1, 0, 3)
 
     def create(self, size: int, shared: bool = False) -> ctypes.c_uint64:

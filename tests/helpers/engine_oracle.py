@@ -111,7 +111,7 @@ class Oracle:
             times = [j.g * j.isolated_s * j.total for j in self.jobs]
             self.gittins = gittins_index(list(policy.gittins_sample_gpu_s) or times)
 
-    # -- what a job needs and how fast it goes
+    # -- demands and speeds of jobs
 
     def _job(self, trace: Trace, i: int, profiles: Profiles) -> Job:
         t = trace.jobs
@@ -207,7 +207,7 @@ class Oracle:
         assert math.isclose(speed, interpolate(p, cores, gb), rel_tol=1e-12)
         return p.iteration_s / speed / factor
 
-    # -- who goes first
+    # -- order of jobs
 
     def _rem(self, job: Job) -> float:
         return job.key_s * (job.total - job.done)
@@ -259,7 +259,7 @@ class Oracle:
             reverse=True,
         )
 
-    # -- where things are free
+    # -- free resources
 
     def most(self, job: Job, level: Level, node: Node, at_most: int) -> int:
         """How many of the job's GPUs the node can take."""

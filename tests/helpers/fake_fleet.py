@@ -191,7 +191,7 @@ class World:
             "exit": attempt.exit if attempt.phase == pages.ENDED else None,
         }  # fmt: skip
 
-    # -- what must hold --------------------------------------------------------------------------------------------
+    # -- conditions ------------------------------------------------------------------------------------------------
 
     def running(self) -> list[tuple[str, FakeAttempt]]:
         """All running attempts, as (node, attempt)."""

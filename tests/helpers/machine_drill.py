@@ -178,7 +178,7 @@ class Drill:
             os.kill(child_of(server), signal.SIGCONT)
             (self.folder / "f" / "nodes" / name / "filler").unlink(missing_ok=True)
 
-    # -- what must hold --------------------------------------------------------------------------------------------
+    # -- conditions ------------------------------------------------------------------------------------------------
 
     def finish(self, jobs: list[str], within_s: float = 120.0) -> None:
         """Wait until all jobs have ended, then check them. AssertionError names the violations."""

@@ -148,7 +148,7 @@ class StandIn:
     def card(self, handle: int) -> Card:
         return self.cards[handle]
 
-    # ---- what pynvml offers
+    # ---- functions of pynvml
 
     def nvmlInit(self) -> None: ...
     def nvmlShutdown(self) -> None: ...

@@ -13,7 +13,7 @@ from cotenant.bench.harness import Bench, Program, rate
 WARM_S = 1.0
 WINDOW_S = 10.0
 STEP_S = 0.1
-COUNT, BUSY = 1, 2  # indices of the entries of a mark
+COUNT, BUSY = 1, 2  # indices of a mark's entries: work done, and GPU time in ns
 
 
 def granted_shares(requests: Sequence[float], limits: Sequence[float]) -> list[float]:

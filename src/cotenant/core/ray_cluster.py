@@ -97,7 +97,7 @@ class RayCluster:
         return self._order("kill", actor)
 
     def close(self, within_s: float = 0.0) -> None:
-        """End the connection, and the process by force after `within_s`."""
+        """End the connection. The process is killed if it has not ended after `within_s` seconds."""
         self._closing = True
         self._orders.put(None)
         try:

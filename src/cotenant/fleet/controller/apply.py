@@ -95,7 +95,7 @@ class Applier:
                      "memory_bytes": place.memory_bytes}  # fmt: skip
             self.table.orders[place.node].append(order)
 
-    # -- starting what has room ------------------------------------------------------------------------------------
+    # -- starts ----------------------------------------------------------------------------------------------------
 
     def start_ready(self, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int], leases: Leases,
                     now_s: float, port_of: Any) -> None:  # fmt: skip

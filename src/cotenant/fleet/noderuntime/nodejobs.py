@@ -79,7 +79,7 @@ class NodeJobs:
             # the start of this attempt was interrupted before its runner began, so nothing of it runs
             shutil.rmtree(path, ignore_errors=True)
 
-    # -- the one entry ---------------------------------------------------------------------------------------------
+    # -- orders ---------------------------------------------------------------------------------------------------
 
     def exchange(self, epoch: int, number: int, orders: list[dict[str, Any]]) -> dict[str, Any]:
         """Execute orders of controller run `epoch` and report on every attempt.

@@ -160,7 +160,7 @@ class ModelResidency:
         self._on: list[dict[str, ModelRow]] = [{} for _ in self.gpu_bytes]
         self._host_used = 0
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def arrived(self, name: str, now_s: float) -> None:
         """Called when a request has arrived and waits."""
@@ -250,7 +250,7 @@ class ModelResidency:
         """The models that are on a GPU, or on their way to or from one."""
         return [name for on in self._on for name in on]
 
-    # -- what is to be done ----------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------------
 
     def admits(self, name: str) -> bool:
         """Whether a waiting request may be given to the program now."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 
 def turn_lengths(parts: Mapping[str, float], period_ns: int, turn_ns: int, number: int) -> dict[str, float]:
-    """Length of each tenant's turn in period `number`, nanoseconds: by its part, over several periods. A tenant whose
-    turn would be shorter than `turn_ns` has a longer one in some of them.
+    """Length of each tenant's turn in period `number`, in nanoseconds. Over several periods, a tenant gets its part of
+    the time. A tenant whose turn would be shorter than `turn_ns` has a longer turn in only some of the periods.
     """
     lengths = dict[str, float]()
     for index, (name, part) in enumerate(parts.items()):

@@ -74,8 +74,8 @@ class ModelEntry(Strict):
 
     @property
     def known_name(self) -> str | None:
-        """The program's name for the model, if the file tells it. `transformers serve MODEL` refuses every other name
-        than MODEL, and its `/v1/models` lists the models of its cache instead.
+        """The program's name for the model, if the file states it. `transformers serve MODEL` refuses every name except
+        MODEL, and its `/v1/models` lists the models of its cache instead.
         """
         words = shlex.split(self.command) if self.served_as is None else []
         for program, verb, argument in zip(words, words[1:], words[2:], strict=False):

@@ -228,7 +228,7 @@ class Api:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---- the server's own ----
+    # ---- plan and statistics ----
 
     def plan(self) -> dict[str, Any]:
         """The current plan, as written by `cotenant plan --json`."""

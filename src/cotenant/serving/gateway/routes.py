@@ -133,7 +133,7 @@ class Routes:
                 return self._memory.get(rest[0]), name, parts[1].removesuffix("sharedmemory")
         return None, "", ""
 
-    # ---- the one that matters ----
+    # ---- inference ----
 
     def infer(self, x: Exchange, name: str, version: str) -> None:
         """Handle an inference request."""
@@ -166,7 +166,7 @@ class Routes:
         times = TIMES % (answer.queued_ms, answer.executed_ms, answer.batch)
         x.respond(200, body, (JSON if header_length is None else BINARY % header_length) + times)
 
-    # ---- the others ----
+    # ---- answers ----
 
     def _refuse(self, x: Exchange, refusal: Refusal) -> None:
         status, _, word = refusal.kind.value
@@ -196,7 +196,7 @@ class Routes:
         """Disconnect all viewers."""
         await self.pages.close()
 
-    # ---- the rest ----
+    # ---- health, models and memory regions ----
 
     def _ready(self, x: Exchange, name: str, version: str) -> None:
         why = self.api.not_ready()

@@ -96,5 +96,5 @@ def _lengths(path: str, name: str, text: str) -> list[tuple[float, list[Dist], l
 def _dist(text: str) -> Dist:
     pairs = np.array([(float(v), float(p)) for v, p in PAIR.findall(text)]).reshape(-1, 2)
     if not len(pairs) or pairs[:, 1].sum() <= 0:
-        raise ValueError(f"{text[:40]!r} is not a distribution")
+        raise ValueError(f"{text[:40]!r} is not a distribution; write it like {{12: 0.25, 40: 0.75}}")
     return pairs[:, 0], pairs[:, 1] / pairs[:, 1].sum()

@@ -345,7 +345,7 @@ def climb(
         if reached >= need:
             return reached
     copy_all(best, C)
-    now = INF  # what the packing in C lacks for the rates that are tried now
+    now = INF  # GPUs that the rates of this attempt lack in the packing C
     for _ in range(budget):
         rates = direction * (reached * 1.01 if reached > 0.0 else 0.2 * bound)
         copy_all(C, A)
