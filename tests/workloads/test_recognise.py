@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,68 @@ def test_a_node_list_of_2026_is_no_trace(tmp_path: Path) -> None:
     path.write_text("gpu_model,gpu_capacity_num,cpu_num,node_name\nA10,1,128,0\n")
     with pytest.raises(InputError, match=f"it looks like --cluster alibaba-spot:{path}"):
         read_trace(f"alibaba-spot:{path}")
+
+
+SWF = """; Version: 2.2
+; MaxProcs: 128
+1 0 10 100 4 -1 -1 4 200 -1 1 1 1 -1 1 -1 -1 -1
+2 5 10 0 4 -1 -1 4 200 -1 0 1 1 -1 1 -1 -1 -1
+3 7.5 10 60 -1 -1 -1 4 200 -1 5 1 1 -1 1 -1 -1 -1
+  4 9 10 30 2 -1 -1 4 200 -1 1 1 1 -1 1 -1 -1 -1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (SWF, ["id,arrival_s,gpus,duration_s", "1,0,4,100", "4,9,2,30"]),
+        ("id\tarrival_s\ta b\n1\t2\t3\n", ["id,arrival_s,a b", "1,2,3"]),
+        ("JobID|Submit|AllocTRES\n1|5|cpu=8,gres/gpu=1\n", ["JobID,Submit,AllocTRES", "1,5,cpu=8 gres/gpu=1"]),
+        ("  id  arrival_s gpus\n  1  2   3\n", ["id,arrival_s,gpus", "1,2,3"]),
+        (";id;gpus\n0;a;1\n", [",id,gpus", "0,a,1"]),
+    ],
+    ids=["SWF", "tabs", "sacct -P", "spaces", "index and semicolons"],
+)
+def test_the_command_that_is_named_converts_the_file(tmp_path: Path, text: str, rows: list[str]) -> None:
+    path = tmp_path / "my jobs.txt"
+    path.write_text(text)
+    with pytest.raises(InputError, match="convert with: ") as caught:
+        read_trace(str(path))
+    subprocess.run(["sh", "-c", caught.value.message.split("convert with: ")[1]], cwd=tmp_path, check=True)
+    assert (tmp_path / "my jobs-commas.csv").read_text().splitlines() == rows
+
+
+def test_a_converted_file_of_a_cpu_cluster_is_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "log.swf"
+    path.write_text(SWF)
+    with pytest.raises(InputError, match="Standard Workload Format") as caught:
+        read_trace(f"native:{path}")
+    subprocess.run(["sh", "-c", caught.value.message.split("convert with: ")[1]], cwd=tmp_path, check=True)
+    jobs = read_trace(str(tmp_path / "log-commas.csv")).jobs
+    assert (jobs.arrival_s.tolist(), jobs.gpus.tolist(), jobs.duration_s.tolist()) == ([0, 9], [4, 2], [100, 30])
+
+
+@pytest.mark.parametrize("text", ["1,10,100,1\n2,20,200,2\n", "1,10,100,2\n", "0,0,0\n"])
+@pytest.mark.parametrize("form", ["", "philly:", "chronus:"])
+def test_a_file_without_a_header_says_so(tmp_path: Path, form: str, text: str) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match="seems to have no header: write the names of its columns"):
+        read_trace(f"{form}{path}")
+
+
+def test_equal_numbers_in_a_first_row_are_no_columns(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("0,res50,0,1200,1200\n")
+    with pytest.raises(InputError, match="it looks like synergy:"):
+        read_trace(str(path))
+
+
+def test_json_is_no_csv(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.json"
+    path.write_text('{"jobs": [{"id": 1, "subtime": 0, "res": 1}]}')
+    with pytest.raises(InputError, match="the file is JSON, not CSV"):
+        read_trace(str(path))
 
 
 @pytest.mark.parametrize("text", ["a,b,c\n1,2,3\n", "1,2,3,4,5\n", "id,when,gpus\na,0,1\n"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,7 +87,8 @@ class Table:
         if absent:
             shown = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
             missing = MissingColumnError(
-                f"the file has no column {' and no column '.join(map(repr, absent))}; it has {shown or 'none'}",
+                f"the file has no column {' and no column '.join(map(repr, absent))}; it has {shown or 'none'}"
+                f"{hint_of_header(self.header)}",
                 file=self.path,
                 line=1 if self._text else None,
                 field=absent[0],
@@ -251,6 +253,15 @@ def _line_of_row(path: str, row: int) -> int:
                 return start
             start = reader.line_num + 1
     return start
+
+
+def hint_of_header(header: Sequence[str]) -> str:
+    """What to do if a file's first line has only numbers, and so is no header; otherwise empty."""
+    try:
+        numbers = [float(name) for name in header if name]
+    except ValueError:
+        return ""
+    return "; the file seems to have no header: write the names of its columns above the first line" if numbers else ""
 
 
 def check_path(path: str | Path) -> Path:

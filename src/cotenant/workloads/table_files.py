@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from cotenant.core.errors import InputError
 from cotenant.core.extras import needs
-from cotenant.workloads.table import OtherFormatError, Table, check_path
+from cotenant.workloads.table import OtherFormatError, Table, check_path, hint_of_header
 
 with needs("sim"):
     import polars as pl
@@ -79,15 +80,36 @@ def _check_packed(path: Path) -> None:
     raise InputError(f"the file is compressed; unpack it with: {command}", file=path)
 
 
+# SWF has 18 columns. Of these, 1 is the job, 2 when it was submitted, 4 how long it ran, 5 its processors.
+SWF = """awk 'BEGIN{print "id,arrival_s,gpus,duration_s"} !/^;/&&$4>0&&$5>0{print $1","$2","$5","$4}' """
+
+
 def _check_separator(path: Path, first: list[str]) -> None:
-    """Raise InputError if the first row is separated by another character than commas."""
+    """Raise OtherFormatError, with a command that converts the file if there is one, if the first row is not separated
+    by commas."""
+    line = ",".join(first)
+    source, target = shlex.quote(path.name), shlex.quote(f"{path.stem}-commas.csv")
+    if line.startswith(";") and line.count(";") == 1:  # a comment; SWF begins with comments about the cluster
+        _refuse_format(path, first, f"this is the Standard Workload Format; convert with: {SWF}{source} > {target}")
+    if line.startswith("{"):
+        _refuse_format(path, first, "the file is JSON, not CSV")
     for character, name, shown in (("\t", "tabs", "\\t"), (";", "semicolons", ";"), ("|", "bars", "|")):
-        if len(first) == 1 and character in first[0]:
-            command = f"tr '{shown}' , < {path.name} > {path.stem}-commas.csv"
-            message = f"cells are separated by {name}, not commas; convert with: {command}"
-            error = OtherFormatError(message, file=path, line=1)
-            error.header = tuple(first)
-            raise error
+        if len(first) != 1 or character not in line:
+            continue
+        # commas inside cells become spaces, because they would divide the cells
+        with path.open("rb") as file:
+            command = f"tr ',{shown}' ' ,'" if b"," in file.read(1 << 20) else f"tr '{shown}' ,"
+        message = f"cells are separated by {name}, not commas; convert with: {command} < {source} > {target}"
+        _refuse_format(path, first, message)
+    if len(first) == 1 and len(line.split()) > 2:
+        command = f"awk -v OFS=, '{{$1=$1}} 1' {source} > {target}"
+        _refuse_format(path, first, f"cells are separated by spaces, not commas; convert with: {command}")
+
+
+def _refuse_format(path: Path, first: list[str], message: str, field: str | None = None) -> NoReturn:
+    error = OtherFormatError(message, file=path, line=1, field=field)
+    error.header = tuple(first)
+    raise error
 
 
 def _header(path: Path, *, is_data: bool = False) -> list[str]:
@@ -102,7 +124,7 @@ def _header(path: Path, *, is_data: bool = False) -> list[str]:
         raise InputError("the file is empty", file=path)
     for name in header:
         if not is_data and header.count(name) > 1:
-            raise InputError(f"the header names {name!r} twice", file=path, line=1, field=name)
+            _refuse_format(path, header, f"the header names {name!r} twice{hint_of_header(header)}", name)
     return header
 
 

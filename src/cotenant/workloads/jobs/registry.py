@@ -34,13 +34,15 @@ FORMATS: dict[str, tuple[str, str]] = {
 
 def split_spec(spec: str) -> tuple[str, str]:
     """Split a trace's name into format and path: "philly:jobs.csv" is ("philly", "jobs.csv"). A path without a format
-    that ends in .csv or .parquet has the native format."""
+    that ends in .csv or .parquet, or that exists, has the native format."""
     name, colon, path = spec.partition(":")
     if colon and name in FORMATS:
         if not path:
             raise InputError(f"{spec!r} names no file; write {name}:PATH", field="trace")
         return name, path
     if Path(spec).suffix.lower() in (".csv", ".parquet") and (not colon or Path(spec).exists()):
+        return "native", spec
+    if Path(spec).is_file():
         return "native", spec
     near = difflib.get_close_matches(name, list(FORMATS), n=1)
     hint = f"did you mean {near[0]}:{path or 'PATH'}?" if near else f"write FORMAT:PATH, FORMAT being {_listed()}"
