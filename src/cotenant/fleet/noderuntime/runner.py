@@ -28,6 +28,7 @@ from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, ORDER_FILE, R
 WATCH_S = 1.0
 BESIDE_A_FAILED_S = 2.0  # after a rank has failed, the other ranks may continue for this long
 SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+SHELLS = ("ash", "bash", "busybox", "dash", "fish", "ksh", "mksh", "sh", "zsh")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -47,6 +48,8 @@ class Runner:
         # why the attempt must stop: "stop" (requested) or "lease" (the lease has ended); empty: it need not stop
         self.asked = ""
         self.deadline_ns = 0  # time at which all remaining processes get SIGKILL
+        self.shells: set[int] = set()  # pids of ranks that were shells when the job was asked to stop
+        self.remind_ns = 0  # time at which programs that such a shell still waits for get SIGTERM
         self.oom = self.killed = False
         self.error, self.lost = "", False
         self.cpu_s, self.max_rss_bytes = 0.0, 0
@@ -162,6 +165,8 @@ class Runner:
                 self.ask("lease")
             if self.deadline_ns and now_ns >= self.deadline_ns:
                 self.kill()
+            if self.remind_ns and now_ns >= self.remind_ns:
+                self.remind()
             self.watch_memory()
             told = signal.sigtimedwait(SIGNALS, self.patience_s())
             if told is not None and told.si_signo in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -172,7 +177,7 @@ class Runner:
 
     def patience_s(self) -> float:
         """Time until the next deadline or the end of the lease, in seconds."""
-        due = [ns for ns in (self.deadline_ns, 0 if self.asked else self.page.get("until_ns")) if ns]
+        due = [ns for ns in (self.deadline_ns, self.remind_ns, 0 if self.asked else self.page.get("until_ns")) if ns]
         wait_s = min((max(0.0, (ns - time.monotonic_ns()) / 1e9) for ns in due), default=3600.0)
         return min(wait_s + 0.001, WATCH_S) if self._watches() else wait_s + 0.001
 
@@ -200,9 +205,21 @@ class Runner:
         self.deadline_ns = min(self.deadline_ns or now_ns + grace_ns, now_ns + grace_ns)
         if self.agent is not None:
             self.agent.wake()
+        self.shells = {pid for pid in self.ranks if _is_shell(pid)}
+        self.remind_ns = (now_ns + self.deadline_ns) // 2 if self.shells else 0
         for pid in self.ranks:
             _kill(pid, signal.SIGTERM)
             _kill(pid, signal.SIGCONT)
+
+    def remind(self) -> None:
+        """Send SIGTERM to the programs that a shell still waits for after half of the grace time. A shell that catches
+        SIGTERM runs its trap only after the program in front of it has ended, so that program has got no signal yet.
+        """
+        self.remind_ns = 0
+        for shell in self.shells & self.ranks.keys():
+            for pid in limits.children(shell):
+                _kill(pid, signal.SIGTERM)
+                _kill(pid, signal.SIGCONT)
 
     def reap(self) -> None:
         """Collect ended processes."""
@@ -220,11 +237,14 @@ class Runner:
             rank = self.ranks.pop(pid)
             code = os.waitstatus_to_exitcode(status)
             code = code if code >= 0 else 128 - code
-            if self.asked and code == 128 + signal.SIGTERM and self._pass_on(rank):
-                continue  # only a shell around the program has ended, whose exit status does not matter
+            by_signal = code == 128 + signal.SIGTERM
+            if self.asked and (by_signal or pid in self.shells) and self._pass_on(rank):
+                if not by_signal:
+                    self.codes[rank] = code  # counts if all programs that the shell leaves end by SIGTERM
+                continue
             # if a rank has several processes, its exit status is that of one that did not end by SIGTERM, if there is
             # one
-            if rank not in self.codes or code != 128 + signal.SIGTERM:
+            if rank not in self.codes or not by_signal:
                 self.codes[rank] = code
             _kill(-pid, signal.SIGTERM)  # processes that the rank left in its group are of no use without it
             if self.codes[rank] != 0 and self.first_failed is None:
@@ -234,7 +254,7 @@ class Runner:
                     self.deadline_ns = min(self.deadline_ns or soon, soon)
 
     def _pass_on(self, rank: int) -> bool:
-        """Send SIGTERM to the programs that a wrapper (`sh -c`) left when it ended by SIGTERM. They count as the rank
+        """Send SIGTERM to the programs that a wrapper (`sh -c`) left when it ended. They count as the rank
         from now on and have the rest of the grace time; their own child processes get no signal. Returns whether there
         are such programs.
         """
@@ -305,6 +325,14 @@ class Runner:
             },
             time.monotonic_ns(),
         )
+
+
+def _is_shell(pid: int) -> bool:
+    """Whether a process runs a shell, be it by its name or as the interpreter of a script."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in SHELLS
+    except OSError:
+        return False
 
 
 def _kill(pid: int, number: int) -> None:
