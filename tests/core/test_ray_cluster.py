@@ -140,7 +140,10 @@ def test_the_end_of_the_process_ends_every_call(cluster: RayCluster) -> None:
 
 @pytest.mark.parametrize(
     ("address", "why"),
-    [("nowhere", "cannot reach Ray at nowhere: no route to it"), ("end", "Ray at end ended the process")],
+    [
+        ("nowhere", "cannot reach Ray at nowhere: no route to it"),
+        ("end", "the process that connects to Ray at end ended at once"),
+    ],
 )
 def test_a_cluster_that_cannot_be_reached_is_one_sentence(environment: dict[str, str], address: str, why: str) -> None:
     with pytest.raises(WorkError) as error:

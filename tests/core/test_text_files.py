@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,18 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, content: bytes | No
     [
         ("", "line 1: has no column a, b"),
         ("a\n1\n", "line 1: has no column b"),
-        ("a,b\n" + "x" * 200_000 + ",1\n", "line 2: is not CSV"),  # over the csv module's limit of a cell
+        ("a,b\n" + "x" * 2000 + ",1\n", "line 2: is not CSV"),
     ],
 )
 def test_wrong_columns_are_one_sentence(tmp_path: Path, content: str, says: str) -> None:
     file = tmp_path / "a.csv"
     file.write_text(content)
-    with pytest.raises(InputError, match=says):
-        list(csv_columns(file, ("a", "b")))
+    before = csv.field_size_limit(1000)  # of a cell; readers of traces raise this limit of the whole process
+    try:
+        with pytest.raises(InputError, match=says):
+            list(csv_columns(file, ("a", "b")))
+    finally:
+        csv.field_size_limit(before)
 
 
 @pytest.mark.parametrize(

@@ -292,8 +292,8 @@ def test_profile_files_name_parts() -> None:
     assert part.fraction == pytest.approx(1 / 7, rel=1e-4)
     assert parse_profile(profile_to_dict(read), "x") == read
     for bad, why in (
-        ({"of": "5g", "processes": 2}, "'5g' is not a partition"),
-        ({"of": "2gx2", "processes": 2}, "'2gx2' is not a partition"),
+        ({"of": "5g", "processes": 2}, "has no 'of' itself; '5g' is none"),
+        ({"of": "2gx2", "processes": 2}, "has no 'of' itself; '2gx2' is none"),
         ({"of": "2g"}, "has a fraction of it or a number of processes"),
         ({"of": "2g", "fraction": 0.5, "processes": 2}, "has a fraction of it or a number of processes"),
         ({"of": "2g", "fraction": 0.5, "slots": 1}, "has a fraction of it or a number of processes"),

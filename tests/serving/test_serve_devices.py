@@ -94,7 +94,7 @@ def test_no_gpu_is_said_with_what_can_be_done(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "m" / "1" / "model.onnx").write_bytes(perceptron(4))
     services = deployment([{"name": "a", "model": str(tmp_path / "m"), "slo_ms": 60_000, "backend": "auto"}], tmp_path)
     with (
-        pytest.raises(WorkError, match="no NVIDIA GPU was found here: `mechanism: cores`"),
+        pytest.raises(WorkError, match="no NVIDIA GPU was found here: use `mechanism: cores`"),
         running(services, plan=plan({"a": 1})),
     ):
         pass
