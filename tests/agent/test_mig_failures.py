@@ -118,3 +118,11 @@ def test_a_message_names_no_option_that_the_command_does_not_have() -> None:
             mig.reset(nvml, "0")
         with pytest.raises(WorkError, match="; --beside-running changes only"):
             mig.apply(nvml, "0", "4,3")
+
+
+def test_an_instance_that_cannot_be_created_again_is_named() -> None:
+    """The driver does not describe its profile."""
+    card = h100(instances={1: _Instance(1, 40, 2, [0])}, next_id=2)
+    card.profiles[40] = (99, "", 1, 20096, 32, 2, (0, 2, 4), 2)
+    with Nvml(StandIn(card, fail_at=4)) as nvml, pytest.raises(WorkError, match="had profile-99@2, which could"):
+        mig.apply(nvml, "0", "3,2,1")

@@ -49,6 +49,11 @@ def _whole_name(instance: GpuInstance) -> str:
     return f"{instance} (instance {instance.id}{divided})"
 
 
+def _slices(place: Placement) -> int:
+    """Compute slices of an instance by its kind; 0 if the driver does not describe its profile."""
+    return int(place.kind[0]) if place.kind[0].isdigit() else 0
+
+
 def difference(layout: Layout, existing: list[GpuInstance], untouched: AbstractSet[int] = frozenset()) -> Change:
     """The change from the existing instances to a layout; larger instances are created first.
 
@@ -60,7 +65,7 @@ def difference(layout: Layout, existing: list[GpuInstance], untouched: AbstractS
     spared = {g.id for g in (*keep, *fill)}
     destroy = tuple(g for g in existing if g.id not in spared)
     have = {g.placement for g in (*keep, *fill)}
-    create = tuple(sorted(wanted - have, key=lambda p: (-int(p.kind[0]), p.kind != "1g+", p.start)))
+    create = tuple(sorted(wanted - have, key=lambda p: (-_slices(p), p.kind != "1g+", p.start)))
     return Change(keep, destroy, fill, create)
 
 
