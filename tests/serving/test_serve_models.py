@@ -344,3 +344,19 @@ def test_a_python_file_gives_what_it_promised(tmp_path: Path) -> None:
     made.load()
     (answer,) = made.run(Job(1, "svc", [[from_array("X", np.ones(4, np.float32), "FP32")]])).answers
     assert answer == "run returned 1 arrays, but OUTPUTS has 2"
+
+
+def test_a_worker_whose_device_is_lost_knows_it() -> None:
+    class Model:
+        info: Any = None
+        broken = False
+
+        def lost(self) -> bool:
+            return self.broken
+
+    worker = Engine(WorkerSpec("w", 0, "X", "100%", 1.0, "mps", ()))
+    model = Model()
+    worker._models["a"] = model  # type: ignore[assignment]
+    assert not worker.lost()
+    model.broken = True
+    assert worker.lost()
