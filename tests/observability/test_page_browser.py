@@ -134,6 +134,18 @@ def test_the_last_hour_is_a_chart_of_promised_beside_got(browser: Any, stage: St
     assert not complaints(browser)
 
 
+def test_minutes_of_a_small_share_are_short_by_the_agents_rule(browser: Any, stage: Stage) -> None:
+    """A request of 2 % that gets nothing is as short as one of 50 % that gets a third."""
+    *head, small = tenant_rows(1)
+    small[2]["granted"] = 0.02
+    stage.rows = [*head, small, ("hours", small[1], {"minutes": [[0.02, 0.0]] * 3 + [[0.02, 0.02]] * 2})]
+    browser.get(stage.server.url)
+    until(lambda: browser.find_elements("css selector", "svg.hour"))
+    (chart,) = browser.find_elements("css selector", "svg.hour")
+    assert chart.get_attribute("aria-label").endswith("short in 3 min")
+    assert not complaints(browser)
+
+
 def test_find_sort_and_theme_by_keyboard(browser: Any, stage: Stage) -> None:
     from selenium.webdriver.common.keys import Keys
 

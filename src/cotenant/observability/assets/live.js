@@ -148,8 +148,8 @@ const bar = (part, mark, color) => part == null || Number.isNaN(part) ? null : m
   mark != null && mark < 1 ? make("u", { style: { left: `calc(${100 * mark}% - 1px)` }, title: "granted" }) : null);
 // The last hour of a share: an area of what it got, a line of what it was promised, minutes below the promise marked.
 const HOUR = { minutes: 60, width: 120, height: 26, margin: 0.02 }; // margin: as in the agent's rule of what is short
-const isShort = (minute) => minute != null && minute[1] < minute[0] - HOUR.margin;
-const shortMinutes = (row) => (rows.hours.get(row.key)?.minutes ?? []).filter(isShort).length;
+const isShort = (row, minute) => minute != null && minute[1] < minute[0] - Math.min(HOUR.margin, row.granted / 2);
+const shortMinutes = (row) => (rows.hours.get(row.key)?.minutes ?? []).filter((minute) => isShort(row, minute)).length;
 function hour(row) {
   const minutes = rows.hours.get(row.key)?.minutes;
   if (!minutes?.length) return DASH;
@@ -161,7 +161,7 @@ function hour(row) {
     if (minute == null) return;
     const x = (start + n * step).toFixed(1), box = `M${x} ${HOUR.height}V${y(minute[1])}h${step}V${HOUR.height}z`;
     got += box;
-    if (isShort(minute)) short += `M${x} ${y(minute[1])}V${y(minute[0])}h${step}V${y(minute[1])}z`;
+    if (isShort(row, minute)) short += `M${x} ${y(minute[1])}V${y(minute[0])}h${step}V${y(minute[1])}z`;
     promised += `M${x} ${y(minute[0])}h${step}`;
   });
   const mean = (field) => percent(known.reduce((sum, minute) => sum + minute[field], 0) / known.length);
