@@ -9,6 +9,8 @@ from typing import Any
 
 from cotenant.core.errors import InputError
 
+NOT_ENFORCED = "ShareNotEnforced"  # state and event of a tenant while a part of its share is not enforced
+
 
 class Promise(enum.StrEnum):
     """A property that a share of a GPU guarantees to its tenant."""

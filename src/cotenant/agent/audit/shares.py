@@ -15,11 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from cotenant.agent import processes
 from cotenant.agent.audit.processes import using
 from cotenant.agent.mechanisms.base import Mechanism
+from cotenant.agent.mechanisms.mps_control import PERCENTAGE
 from cotenant.agent.mechanisms.proof import Look
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import WorkError
+from cotenant.core.strength import NOT_ENFORCED
 
 LOOK_EVERY_S = 0.5
 # If a process on a GPU is no client of its MPS server in this many checks, it is reported. Before that, it may still be
@@ -29,7 +31,6 @@ LOOKS = 2
 # may still be starting, accepts the client
 LOOKS_BY_SHIM = 10
 # a deviation that the agent has corrected is reported for this much longer, so that it appears in the metrics
-PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 NAMED_S = 30.0
 PATIENCE_S = 5.0  # time for the MPS control daemon to answer
 AGAIN = "start it again with the environment that cotenant run gives"
@@ -75,7 +76,7 @@ class ShareProof:
                         found[name] += texts
             for tenant in list(self._registry.tenants.values()):
                 for text in self.take(tenant, [*found.get(tenant.name, ()), *self._memory(tenant)]):
-                    warned(tenant, f"ShareNotEnforced: {text}")
+                    warned(tenant, f"{NOT_ENFORCED}: {text}")
 
     async def _answer(self, mechanism: Mechanism) -> tuple[Look | None, dict[str, list[int]]]:
         """What the mechanism's servers and the devices report. Raises WorkError if they do not answer in time."""

@@ -29,8 +29,7 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
-
-NOT_ENFORCED = "ShareNotEnforced"  # state of a tenant while the share of one of its processes is not enforced
+from cotenant.core.strength import NOT_ENFORCED
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ class Rows:
                 "holding": machine.turn is not None and machine.turn.account is account,
                 "waiting": account.waiting,
                 "turns": account.turns + (1 if turn_ns else 0),
-                "waited_s": (account.waited_ns + (now_ns - account.requested_ns if account.waiting else 0)) / 1e9,
+                "waited_s": account.waited_so_far_ns(now_ns) / 1e9,
                 "held_s": account.held_so_far_ns(now_ns) / 1e9,
                 "overrun_s": account.overrun_ns / 1e9,
             }

@@ -115,9 +115,8 @@ class Shortfalls:
         account = self._broker.turns.gpus[key[1]].accounts.get(key[0])
         if account is None:
             return None
-        waited_ns = account.waited_ns + (now_ns - account.requested_ns if account.waiting else 0)
         seen = counts[key] = self._counts.get(key) or deque()
-        seen.append((now_ns, account.held_so_far_ns(now_ns), waited_ns))
+        seen.append((now_ns, account.held_so_far_ns(now_ns), account.waited_so_far_ns(now_ns)))
         window_ns = account.window.window_ns
         while len(seen) > 2 and seen[1][0] <= now_ns - window_ns:
             seen.popleft()

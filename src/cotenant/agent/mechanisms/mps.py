@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import Capabilities, Enforcement, Mechanism, ShareSpec, Use
-from cotenant.agent.mechanisms.mps_control import Abilities, abilities
+from cotenant.agent.mechanisms.mps_control import PERCENTAGE, Abilities, abilities
 from cotenant.agent.mechanisms.mps_daemons import MpsDaemons
 from cotenant.agent.mechanisms.mps_namespaces import MpsNamespaces
 from cotenant.agent.mechanisms.proof import Look
@@ -74,7 +74,7 @@ class Mps(Mechanism):
         if backend is None:
             if len(gpus) != 1:
                 raise WorkError("mps gives a tenant of the software GPU one GPU; start one tenant per GPU")
-            return Enforcement({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}"}, SlotFlag.UNGATED)
+            return Enforcement({PERCENTAGE: f"{spec.limit * 100:g}"}, SlotFlag.UNGATED)
         return backend.grant(spec, gpus)
 
     def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 from cotenant.core.errors import WorkError
 
 PATIENCE_S = 20
+PIPE_FOLDER, LOG_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # priority 0 is normal, 1 is lower; it is a hint, and nothing is preempted
 
 
@@ -26,6 +28,10 @@ class Abilities:
     weights: bool = False  # time slices of the MPS servers can have weights
 
 
+PARTITION_HELP = ("sm-partition", "create", "help")
+SERVER_HELP = ("server", "set", "help")
+
+
 def abilities(command: str) -> Abilities:
     """Find the capabilities from the help that the command prints; nothing is started."""
     text = _help(command, "-h")
@@ -35,10 +41,6 @@ def abilities(command: str) -> Abilities:
         return Abilities(2)
     partitions, servers = (_help(command, *words) or "" for words in (PARTITION_HELP, SERVER_HELP))
     return Abilities(3, "--multiuser" in text, "shareable" in partitions, "timeslice-pct" in servers)
-
-
-PARTITION_HELP = ("sm-partition", "create", "help")
-SERVER_HELP = ("server", "set", "help")
 
 
 def _help(command: str, *words: str) -> str | None:
@@ -69,7 +71,7 @@ class Control:
 
     def folders(self) -> dict[str, str]:
         """Environment variables that daemon, control command and clients must have in common."""
-        return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+        return {PIPE_FOLDER: str(self.pipe), LOG_FOLDER: str(self.log)}
 
     def start(self, *options: str, visible: str | None = None) -> None:
         """Start the daemon and return when it runs. Raises WorkError if it fails. `visible`: the GPUs it may use."""

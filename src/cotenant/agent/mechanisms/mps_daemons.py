@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import Enforcement, ShareSpec
-from cotenant.agent.mechanisms.mps_control import CLIENT_PRIORITY, Control
+from cotenant.agent.mechanisms.mps_control import CLIENT_PRIORITY, PERCENTAGE, Control
 from cotenant.agent.mechanisms.proof import Client, Look, Place
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
@@ -53,7 +53,7 @@ class MpsDaemons:
             # the daemon offers only this GPU, as index 0; without the variable, frameworks that count GPUs by NVML
             # would find all of them
             "CUDA_VISIBLE_DEVICES": "0",
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}",
+            PERCENTAGE: f"{spec.limit * 100:g}",
             CLIENT_PRIORITY: "0" if spec.priority >= 0 else "1",
         }
         if spec.memory_bytes is not None:

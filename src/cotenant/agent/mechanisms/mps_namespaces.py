@@ -21,7 +21,14 @@ from typing import NamedTuple, TypeVar
 
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import Enforcement, ShareSpec
-from cotenant.agent.mechanisms.mps_control import CLIENT_PRIORITY, PATIENCE_S, Abilities, Control
+from cotenant.agent.mechanisms.mps_control import (
+    CLIENT_PRIORITY,
+    LOG_FOLDER,
+    PATIENCE_S,
+    PIPE_FOLDER,
+    Abilities,
+    Control,
+)
 from cotenant.agent.mechanisms.mps_names import DEFAULT, SERVER, free_place
 from cotenant.agent.mechanisms.proof import Client, Look, Place, Sms
 from cotenant.core.errors import WorkError
@@ -236,8 +243,8 @@ class MpsNamespaces:
         server, space = made.place
         environment = {
             "CUDA_VISIBLE_DEVICES": ",".join(made.gpus),
-            "CUDA_MPS_PIPE_DIRECTORY": str(self._control.pipe / server / space),
-            "CUDA_MPS_LOG_DIRECTORY": str(self._control.log),
+            PIPE_FOLDER: str(self._control.pipe / server / space),
+            LOG_FOLDER: str(self._control.log),
             CLIENT_PRIORITY: str(made.priority),
         }
         sms, remarks = {}, []

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotenant.agent.mechanisms.mps_control import Abilities, abilities
+from cotenant.agent.mechanisms.mps_control import PIPE_FOLDER, Abilities, abilities
 from cotenant.core.strength import Promise, Prospect, Strength
 from cotenant.devices.base import Device, Gpu
 from cotenant.devices.registry import device_of
@@ -114,7 +114,7 @@ def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]
             continue
         except OSError:
             continue  # the process has just ended, so its environment cannot be read
-        named = (text.partition("=")[2] for text in variables if text.startswith("CUDA_MPS_PIPE_DIRECTORY="))
+        named = (text.partition("=")[2] for text in variables if text.startswith(f"{PIPE_FOLDER}="))
         pipe = next(named, "the daemon's default folder")
         if not Path(pipe).is_relative_to(folder):
             found.setdefault(pipe, f"process {entry} with pipes in {pipe}")

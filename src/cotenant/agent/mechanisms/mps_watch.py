@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class MpsDaemons(Protocol):
-    """The MPS control daemons to watch."""
+class Servers(Protocol):
+    """The MPS servers to watch."""
 
     def watched(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that currently have an MPS server."""
@@ -26,7 +26,7 @@ class MpsWatch:
 
     PERIOD_S = 0.4
 
-    def __init__(self, mps: MpsDaemons, died: Callable[[str], None]) -> None:
+    def __init__(self, mps: Servers, died: Callable[[str], None]) -> None:
         """`died` is called with a GPU's UUID when its server has died."""
         self._mps, self._died = mps, died
         self._servers: dict[str, tuple[int, int]] = {}  # GPU's UUID -> (pid, pidfd) of its MPS server

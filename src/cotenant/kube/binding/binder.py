@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import grpc
 
 from cotenant.core.errors import InputError, TakenNameError, WorkError
+from cotenant.core.strength import NOT_ENFORCED
 from cotenant.kube import names
 from cotenant.kube.binding.events import PodEvents
 from cotenant.kube.binding.orders import (
@@ -91,7 +92,7 @@ class Binder:
             if pod := pods.get(row["holder"]["id"]):
                 where = self._state.inventory.index_of(row["gpu"])
                 text = f"a process uses {where} without the shim: no share limits it (musl, or LD_PRELOAD lost?)"
-                self._events.say(pod, "ShareNotEnforced", text, warning=True)
+                self._events.say(pod, NOT_ENFORCED, text, warning=True)
 
     def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
         """Report to pods that their tenants are not limited to their shares. The agent detects such tenants."""
@@ -100,7 +101,7 @@ class Binder:
             pod = pods.get(row["holder"]["id"]) if row["holder"] else None
             if pod is not None:
                 for fault in row["not_enforced"]:
-                    self._events.say(pod, "ShareNotEnforced", fault["text"], warning=True)
+                    self._events.say(pod, NOT_ENFORCED, fault["text"], warning=True)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError
+from cotenant.core.strength import NOT_ENFORCED
 from cotenant.kube import names
 from cotenant.kube.admission.mutate import preload
 from cotenant.kube.shares import ContainerShare, containers_of, percent, present, shares_of
@@ -88,7 +89,7 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
         if not injected(pod, share):
             found.remarks.append(
                 Remark(
-                    "ShareNotEnforced",
+                    NOT_ENFORCED,
                     f"container {container} has a share, but Cotenant's webhook has not patched it: its share is "
                     "not enforced",
                 )

@@ -174,6 +174,10 @@ class Account:
         """Return the total time that the tenant has held the GPU, including the current turn."""
         return self.held_ns + (now_ns - self.turn_start_ns if self.turn_start_ns is not None else 0)
 
+    def waited_so_far_ns(self, now_ns: int) -> int:
+        """Return the total time that the tenant has waited for turns, including the current wait."""
+        return self.waited_ns + (now_ns - self.requested_ns if self.waiting else 0)
+
     def used_ns(self, now_ns: int, rate: float) -> float:
         """Return the time that counts for the rank: time held while others waited, plus `rate` of the rest of the
         window.
