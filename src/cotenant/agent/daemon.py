@@ -117,7 +117,8 @@ class Agent:
         for gpu in self.gpus:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
         self.residents = Residents(self.registry, self.ledger, self.parked, self.in_force)
-        self.state = StateFile(self.folder / "state.json", self.registry.tenants, self.parked, self.residents.counts)
+        path, counts = self.folder / "state.json", self.residents.counts
+        self.state = StateFile(path, self.registry.tenants, self.parked, counts, lambda: self.limits.closing())
         self.started_ns = time.monotonic_ns()
         self._stop = asyncio.Event()
 
@@ -226,7 +227,6 @@ class Agent:
         self.copies = Copies(config.copies)
         self.slices = SliceEnforcer(self.registry, self.history.warned, self._not_sliced)
         self.limits = MemoryLimits(self.folder, self.registry, self.history.warned, self.state.save_now)
-        self.state.closing = self.limits.closing
         self.shortfalls = Shortfalls(self.registry, self.broker, self.slices, self.state.save)
 
     def _make_memory(self) -> None:

@@ -36,6 +36,11 @@ class Detected:
     remedy: str = "install that release or a newer one"  # what to do if the driver has no memory limits
 
 
+def by_shim(why: str, obstacles: tuple[str, ...]) -> Prospect:
+    """Return that only the shim limits the memory, for this reason."""
+    return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, obstacles)
+
+
 def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
     """Return what would enforce a tenant's memory limit on that GPU. `swaps`: the tenant's memory is swapped to the
     host and back.
@@ -50,14 +55,14 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
     if missing:
         why = f"the shim in the tenant's process counts and refuses, because {missing[0][0]}"
         obstacles = (*(f"{text}: {todo}" for text, todo in missing), *foreign)
-        return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, obstacles)
+        return by_shim(why, obstacles)
     if swaps:
         why = (
             "the shim in the tenant's process counts and refuses, because a swapped tenant frees and "
             "allocates memory as its contents move, and the effect of the driver's limits on that has "
             "not been measured"
         )
-        return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, foreign)
+        return by_shim(why, foreign)
     if found.dmem:
         why = "the kernel's dmem controller accounts this GPU's memory and refuses what exceeds dmem.max"
         return Prospect(Promise.MEMORY, Strength.KERNEL, "dmem.max of the tenant's control group", why, foreign)

@@ -86,8 +86,8 @@ class Daemon:
     def __init__(self, protocol: int, multiuser: bool) -> None:
         pairs = [pair.split("=") for pair in (os.environ.get("MPS_STANDIN_GPUS") or SOFT_GPUS).split(",")]
         self.protocol = protocol
-        self.world = World({uuid: int(sms) for uuid, sms in pairs}, RELEASE, os.geteuid(), multiuser=multiuser)
-        self.world.pipe = str(PIPE)
+        sms = {uuid: int(count) for uuid, count in pairs}
+        self.world = World(sms, RELEASE, os.geteuid(), multiuser=multiuser, pipe=str(PIPE))
         self.selector = selectors.DefaultSelector()
         self.sockets: dict[tuple[str, str], socket.socket] = {}
         self.programs: dict[socket.socket, Client] = {}

@@ -96,14 +96,14 @@ def size_of(text: str) -> int | None:
 class World:
     """The state of one daemon."""
 
-    def __init__(self, sms: dict[str, int], release: int, uid: int, *, multiuser: bool = False) -> None:
-        """`sms`: SMs of each GPU of the node by UUID."""
+    def __init__(self, sms: dict[str, int], release: int, uid: int, *, multiuser: bool = False, pipe: str = "") -> None:
+        """`sms`: SMs of each GPU of the node by UUID. `pipe`: the daemon's folder, as lists show it."""
         self.sms, self.release, self.uid, self.multiuser = sms, release, uid, multiuser
         self.servers: dict[str, Server] = {}
         self.partitions: list[Partition] = []
         self.clients: list[Client] = []
         self.dropped: list[Client] = []  # terminated clients, whose connections the daemon closes
-        self.pipe = ""
+        self.pipe = pipe
 
     # -- commands --------------------------------------------------------------------------------------------------
 

@@ -67,13 +67,13 @@ class StateFile:
         tenants: Mapping[str, Tenant],
         parked: ParkedTable,
         moves: Mapping[str, MoveCount],
+        closing: Callable[[], Iterable[ControlGroup]],
     ) -> None:
+        """`closing` returns the control groups of ended tenants with a memory limit that is still set."""
         self.path = path
-        self._tenants, self._parked, self._moves = tenants, parked, moves
+        self._tenants, self._parked, self._moves, self._closing = tenants, parked, moves, closing
         self._failed = False
         self._timer: asyncio.TimerHandle | None = None
-        # control groups of ended tenants with a memory limit that is still set
-        self.closing: Callable[[], Iterable[ControlGroup]] = tuple
 
     def save(self) -> None:
         """Write the state file within SAVE_WITHIN_S, so that several changes need only one write."""
@@ -115,7 +115,7 @@ class StateFile:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
-                closing = [[str(group.path), group.made] for group in self.closing()]
+                closing = [[str(group.path), group.made] for group in self._closing()]
                 parked = self._parked.as_dicts()
                 file.write(json.dumps({"version": 1, "tenants": rows, "parked": parked, "closing": closing}))
         except OSError:

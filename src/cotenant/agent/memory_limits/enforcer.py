@@ -35,7 +35,7 @@ from cotenant.devices.cgroups import delegate_down
 from cotenant.devices.group_limits import reason_of
 from cotenant.devices.memory_limit_probe import detect
 from cotenant.devices.registry import device_of
-from cotenant.policy.memory_limits import Detected, prospect
+from cotenant.policy.memory_limits import Detected, by_shim, prospect
 
 
 def card_of(gpu: Gpu) -> Card:
@@ -86,16 +86,18 @@ class MemoryLimits:
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
-    def prospect(self, gpu: Gpu, *, swaps: bool = False) -> Prospect:
-        """What would enforce the memory limit of a new tenant on a GPU."""
+    def prospect(self, gpu: Gpu, tenant: Tenant | None = None) -> Prospect:
+        """What would enforce the memory limit of a tenant that starts on a GPU. `tenant` None: one that does not swap.
+        """
         if gpu.uuid not in self._detected:
             self._detected[gpu.uuid] = self._find(gpu)
             self._own({*held_by(self._registry), *(group.path for group in self._closings.groups())})
+        swaps = tenant is not None and tenant.spec.oversubscribe != "none"
         return prospect(self._detected[gpu.uuid], swaps=swaps)
 
     def of(self, tenant: Tenant, gpu: Gpu) -> Prospect:
         """What currently enforces a tenant's memory limit on a GPU."""
-        found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
+        found = self.prospect(gpu, tenant)
         if tenant.spec.memory_bytes is None:
             return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "the tenant has no memory limit")
         if found.by is Strength.SHIM:
@@ -105,7 +107,7 @@ class MemoryLimits:
             return found
         started = f"{SHIM_ALONE}, because the tenant was started without a memory limit"
         why = fault or tenant.held_not or started
-        return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, (why,))
+        return by_shim(why, (why,))
 
     def not_enforced(self, tenant: Tenant) -> list[str]:
         """Why limits on the tenant's control group may not hold at present, as sentences."""
@@ -119,7 +121,7 @@ class MemoryLimits:
     def check(self, tenant: Tenant) -> None:
         """Raise InputError if the tenant's memory limit would be enforced less strongly than demanded."""
         for gpu in tenant.gpus:
-            found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
+            found = self.prospect(gpu, tenant)
             if found.by.at_least(tenant.spec.enforce_memory) and tenant.pids:
                 found = self.of(tenant, gpu)  # a running program stays as it was started
             if not found.by.at_least(tenant.spec.enforce_memory):
@@ -144,8 +146,7 @@ class MemoryLimits:
         """
         if tenant.spec.memory_bytes is None:
             return
-        swaps = tenant.spec.oversubscribe != "none"
-        if any(self.prospect(gpu, swaps=swaps).by is Strength.SHIM for gpu in tenant.gpus):
+        if any(self.prospect(gpu, tenant).by is Strength.SHIM for gpu in tenant.gpus):
             return
         before, entered, other = tenant.held, False, self.tenant_in(pid)
         if other is not None and other is not tenant:  # a tenant's program starts another tenant
@@ -182,8 +183,7 @@ class MemoryLimits:
         if tenant.owner is None or tenant.spec.memory_bytes is None:
             return
         with contextlib.suppress(OSError):
-            hierarchy = device_of(tenant.gpus[0]).cgroups()
-            place = None if hierarchy is None else place_group(hierarchy.of(pid), tenant.owner)
+            place = place_group(hierarchy_of(tenant.gpus).of(pid), tenant.owner)
             if tenant.held is None or tenant.held.path != place:
                 self.begin(tenant, pid)
 
