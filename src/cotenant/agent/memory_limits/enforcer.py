@@ -82,7 +82,6 @@ class MemoryLimits:
         self._applied = Applied(card)
         self._closings = Closings(self._applied, hierarchy_of)
         self._watch = Watch(registry, self._applied, self._detected, warn, self._sweep)
-        self.run, self.look, self.bring_back = self._watch.run, self._watch.look, self._watch.bring_back
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
@@ -256,6 +255,20 @@ class MemoryLimits:
         for uuid, found in self._detected.items():
             foreign = tuple(each for each in found.foreign if each.group not in paths)
             self._detected[uuid] = replace(found, foreign=foreign)
+
+    # -- while tenants run -----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Check the limits once a second as long as the agent runs."""
+        await self._watch.run()
+
+    def look(self) -> None:
+        """Check the limits once."""
+        self._watch.look()
+
+    def bring_back(self, tenant: Tenant, pid: int) -> bool:
+        """Move a process that left its tenant's control group back there. Returns whether a process was moved."""
+        return self._watch.bring_back(tenant, pid)
 
     # -- one group -------------------------------------------------------------------------------------------------
 
