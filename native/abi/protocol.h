@@ -23,7 +23,7 @@
  * work holds back best-effort work) */
 #define COTENANT_FLOOR_SOCKET "floor.sock"
 
-/* Types of messages: header.type. */
+/* Types of the messages between processes and the agent; the field `type` of a header has one. */
 enum cotenant_message_type {
     COTENANT_HELLO = 1, /* first message of a connection; answered by HELLO_REPLY */
     COTENANT_GPU_ATTACH = 2, /* reports that the process creates a context on a GPU; answered by GPU_REPLY */

@@ -107,7 +107,7 @@ class Schema:
         first = {
             "name": "MessageType",
             "macro_prefix": "",
-            "meaning": "Types of messages: header.type",
+            "meaning": "Types of the messages between processes and the agent; the field `type` of a header has one",
             "values": messages,
         }
         return ([first] if messages else []) + list(self.raw.get("enum", []))

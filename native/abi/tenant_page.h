@@ -58,7 +58,8 @@ struct cotenant_slot {
     uint64_t waited_ns; /* sum of the times that threads have waited for a turn since the start of the process */
     uint64_t turns; /* number of turns in which work was launched */
     uint64_t contexts; /* number of CUDA contexts of the process on this GPU */
-    uint64_t floor_ns; /* best-effort processes: time of the last launch that checked the LS gate */
+    /* best-effort processes: time of the last launch that checked whether latency-sensitive work is active */
+    uint64_t floor_ns;
     /* best-effort processes: time of the last launch of a kernel that takes 0.5 ms or more, or whose duration is not
      * known yet; 0: none */
     uint64_t long_kernel_ns;

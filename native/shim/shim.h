@@ -75,10 +75,10 @@ struct calls {
     _Atomic uint64_t started, finished;
     _Atomic uint64_t open;            /* 1: this thread may launch; a thread that closes the turn gate sets it to 0 */
     _Atomic(CUstream) handle;         /* the stream that the thread used last; COT_NO_STREAM if that was destroyed */
-    int64_t budget_ns;                /* predicted GPU time that may still be launched in the current interval */
-    struct cost **log_next;           /* the place at which the next launch of the current interval is logged */
-    /* size of a step in the log: 1 gives each launch an entry of its own; 0 means that the current interval is not
-     * sampled, so all its launches overwrite `unnoted` */
+    int64_t budget_ns;                /* predicted GPU time that may still be launched in the thread's interval */
+    struct cost **log_next;           /* log entry of the thread's next launch */
+    /* size of a step in the log: 1 gives each launch an entry of its own; 0 means that the thread's interval of
+     * launches is not measured, so all its launches overwrite `unnoted` */
     intptr_t log_step;
     struct cost *unnoted;
     /* the members below are rarely used */
@@ -113,8 +113,8 @@ struct gpu {
     /* time of the next attempt to join the LS gate; 0: the process has joined, or needs no LS gate */
     _Atomic uint64_t floor_again_ns;
     uint64_t floor_patience_ns;       /* time between two attempts to join the LS gate */
-    /* number of times that this process was restored on another GPU. After each one, its connections to the LS gate
-     * and its copy page belong to the previous GPU and are replaced. */
+    /* number of relocations, in which this process was restored on another GPU. After a relocation, the process joins
+     * the LS gate of the new GPU and maps the new GPU's copy page. */
     _Atomic uint32_t relocations;
     uint64_t total_bytes;
     uint32_t sm_count;

@@ -8,7 +8,8 @@
 #include "copies/host_copy.h"
 #include "shim.h"
 
-struct copy_link { /* this process's queue on the copy page of one GPU */
+/* This process's queue on one GPU's copy page, the shared memory in which all processes schedule their copies. */
+struct copy_link {
     struct cotenant_copy_page *page; /* NULL: copies on this GPU are not scheduled */
     uint32_t queue;
     uint32_t participant;

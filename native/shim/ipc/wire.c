@@ -1,4 +1,5 @@
-/* Messages on the socket, and the handshake that opens a connection. */
+/* Sends and receives messages on the socket between this process and the agent, and opens the connection by a
+ * handshake. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -61,13 +61,14 @@ struct swap_gpu {
     bool moving;
 };
 
-/* An order to the mover; protected by cot_lock. */
+/* An order to the mover, the thread that evicts and restores contents; protected by cot_lock. */
 struct swap_order {
     uint16_t type;        /* type of the agent's message, MOVE_OUT or MOVE_IN; 0: no order */
     uint64_t sequence;
     struct gpu *gpu;
     uint64_t bytes, base, span_bytes;
-    /* socket over which device memory is passed on (handle transfer), or -1; the mover closes it */
+    /* socket over which device memory is passed to or from another process (handle transfer); -1: none is passed. The
+     * mover thread closes this socket. */
     int hand;
 };
 

@@ -18,21 +18,23 @@ PAGEABLE_PERMILLE = 285
 # the driver copies up to this many bytes of pageable memory to a buffer of its own, so the call returns at once
 PAGEABLE_SMALL_BYTES = 65536
 COPY_START_NS = 1000  # time from the moment at which a copy is first in its stream to its first byte
-# fraction of the memory bandwidth that a kernel of this work class uses if it is alone. Demand and density were fitted
-# to an H100 80GB HBM3: a ResNet-50 on 32 SMs of its own takes 3.2 times as long beside copies of 2 GiB, which become 3
-# % slower, and 1.1 times as long beside matrix products of size 8192^3
+# DEMAND_*: fraction of the memory bandwidth that a kernel of the work class (unknown, memory or compute) uses if it is
+# alone. These values and DENSITY_* were fitted to measurements on an H100 80GB HBM3. A ResNet-50 on 32 SMs of its own
+# takes 3.2 times as long beside copies of 2 GiB (the copies become 3 % slower), and 1.1 times as long beside matrix
+# products of size 8192^3
 DEMAND_UNKNOWN_PERMILLE = 290
 DEMAND_MEMORY_PERMILLE = 950
 DEMAND_COMPUTE_PERMILLE = 200
-DENSITY_UNKNOWN_PERMILLE = 300  # memory accesses in flight per SM, relative to those of a memory-bound kernel
+# DENSITY_*: memory accesses in flight per SM, relative to those of a memory-bound kernel
+DENSITY_UNKNOWN_PERMILLE = 300
 DENSITY_MEMORY_PERMILLE = 1000
 DENSITY_COMPUTE_PERMILLE = 150
-# fraction of the SMs that a memory-bound kernel keeps busy: a latency-sensitive service can run beside it (and takes
-# 3.0 to 4.4 times as long on an H200 and an H100), but not beside matrix products of equal length
+# fraction of the SMs that a memory-bound kernel keeps busy. A latency-sensitive service can run beside such a kernel
+# (and takes 3.0 to 4.4 times as long on an H200 and an H100), but not beside matrix products of the same duration
 FILL_MEMORY_PERMILLE = 800
-# fraction of the SMs that suffices for the full speed of a memory-bound kernel: kernels of a training job take 1.34
-# times as long on 25 % of the SMs as on 75 % (H200, median of nine), and 1.27 to 1.77 times as long beside a
-# memory-bound kernel on another 25 %
+# fraction of the SMs on which a memory-bound kernel reaches its full speed; with fewer SMs it is slower. For
+# comparison: kernels of a training job take 1.34 times as long on 25 % of the SMs as on 75 % (H200, median of nine),
+# and 1.27 to 1.77 times as long on 25 % of the SMs if a memory-bound kernel runs on another 25 %
 REACH_MEMORY_PERMILLE = 335
 TIME_SLICE_NS = 2000000  # without MPS, one process runs at a time: for this long if another process waits
 # time of a switch between processes without MPS: beside equal work, the median latency of a latency-sensitive service

@@ -25,7 +25,7 @@ FLOOR_SOCKET = "floor.sock"
 
 
 class MessageType(enum.IntEnum):
-    """Types of messages: header.type."""
+    """Types of the messages between processes and the agent; the field `type` of a header has one."""
 
     HELLO = 1  # first message of a connection; answered by HELLO_REPLY
     GPU_ATTACH = 2  # reports that the process creates a context on a GPU; answered by GPU_REPLY

@@ -84,7 +84,8 @@ class SlotLayout(ctypes.Structure):
     waited_ns: int  # sum of the times that threads have waited for a turn since the start of the process
     turns: int  # number of turns in which work was launched
     contexts: int  # number of CUDA contexts of the process on this GPU
-    floor_ns: int  # best-effort processes: time of the last launch that checked the LS gate
+    # best-effort processes: time of the last launch that checked whether latency-sensitive work is active
+    floor_ns: int
     # best-effort processes: time of the last launch of a kernel that takes 0.5 ms or more, or whose duration is not
     # known yet; 0: none
     long_kernel_ns: int

@@ -40,8 +40,8 @@ def compare(
         check_writable(html)
     families = {model.name: model.family for model in load_profiles(profiles).models.values()}
     found = arrange([run_of(read_record(folder), families) for folder in _shown(list(folders))])
-    # arguments keep their order; the runs of one folder are sorted by policy and condition, because their names mean
-    # nothing
+    # the folders given as arguments keep their order; the runs in one of them are sorted by policy and by the
+    # options in which they differ, because a sweep names the folders of its runs by hashes
     found = [
         run
         for given in dict.fromkeys(runs)

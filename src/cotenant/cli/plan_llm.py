@@ -54,7 +54,7 @@ def plan(
         typer.Option(metavar="GPU", help="Plan parts of GPUs of this model: MIG instances, SMs, turns (H100-80GB)."),
     ] = None,
     start_up: Annotated[
-        str | None, typer.Option("--start-up", help="Time that programs take to start (default: 30s).")
+        str | None, typer.Option("--start-up", help="Time that a model's program takes to start (default: 30s).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:

@@ -30,7 +30,7 @@ def simulate(
         list[str] | None, typer.Option(help="NAME=50%: weight of a model, or its fraction. Repeatable.")
     ] = None,
     start_up: Annotated[
-        str | None, typer.Option("--start-up", help="Time that programs take to start (default: 30s).")
+        str | None, typer.Option("--start-up", help="Time that a model's program takes to start (default: 30s).")
     ] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Start with no model on the GPUs.")] = False,
     prefix_cache: Annotated[

@@ -52,7 +52,9 @@ def order_of(line: bytes) -> Message:
 
 
 def failure(error: Exception, server: str = "server") -> Message:
-    """The answer to a failed order. Unexpected exceptions are logged; they do not end the server."""
+    """The answer to a client's order (request) that failed with `error`. An unexpected exception is logged and does not
+    end the server.
+    """
     if isinstance(error, InputError):
         kind = next(name for name, type_ in INPUT_ERRORS.items() if isinstance(error, type_))
         return {"error": error.message, "field": error.field, "file": error.file, "kind": kind}

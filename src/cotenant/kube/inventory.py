@@ -35,7 +35,7 @@ class Inventory:
 
     @property
     def slices(self) -> tuple[MigSlice, ...]:
-        """MIG instances that exist."""
+        """MIG instances that now exist on the node's GPUs."""
         return self._slices
 
     def index_of(self, uuid: str) -> str:

@@ -72,7 +72,8 @@ sys.exit(ask(words))
 
 
 def install(folder: Path, release: int = RELEASES[0]) -> Path:
-    """Write the command into a folder and return its path. The command imports little, since tests call it often."""
+    """Write a stand-in for nvidia-cuda-mps-control into a folder and return its path. The stand-in imports little,
+    since tests call it often."""
     command = folder / "nvidia-cuda-mps-control"
     source = str(Path(__file__).resolve().parents[2])
     command.write_text(COMMAND.format(python=sys.executable, source=source, release=release))

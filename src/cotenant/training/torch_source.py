@@ -92,7 +92,7 @@ class _Worker:
 
 
 class TorchSource(Source):
-    """Source of batches from a DataLoader whose dataset has indices."""
+    """Source of batches from a DataLoader with a map-style dataset, whose samples are read by index."""
 
     def __init__(self, loader: DataLoader[Any], most_workers: int) -> None:
         self._loader, self._most_workers = loader, most_workers
@@ -140,8 +140,8 @@ class TorchSource(Source):
 
 
 def torch_source(loader: DataLoader[Any], most_workers: int) -> Source:
-    """The source for a DataLoader. A DataLoader of an IterableDataset, which has no indices, keeps its number of
-    workers; to begin in the middle of an epoch, it draws and drops the earlier batches.
+    """The source for a DataLoader. A DataLoader of an IterableDataset, whose samples cannot be read by
+    index, keeps its number of workers; to begin in the middle of an epoch, it draws and drops the earlier batches.
     """
     if isinstance(loader.dataset, IterableDataset):
         return IterableSource(lambda epoch: loader, _length(loader), loader)

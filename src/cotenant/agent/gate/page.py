@@ -105,8 +105,9 @@ def _sealed(name: str) -> int:
 
 
 class FloorPage:
-    """The two shared pages of one GPU's LS gate: the gate page, which LS processes may write and best-effort processes
-    only read, and the wait-flag page, on which streams wait on the device.
+    """The two pages of shared memory of one GPU's LS gate, by which latency-sensitive (LS) work holds back best-effort
+    work. LS processes write flags to the gate page, and best-effort processes read them. The wait-flag page has copies
+    of these flags that streams of best-effort processes wait for on the GPU.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ class Slices(Mechanism):
     uses = frozenset({Use.TENANT})
     capabilities = Capabilities(
         compute="at least the request while it has work, at most the limit, over 2 s; kernels are preempted",
-        memory="limited by the shim over all allocation families",
+        memory="the shim limits the sum of all kinds of allocations",
         resize="at once",
         isolation="one tenant runs at a time; a kernel that hangs delays no other tenant, and best-effort work "
         "yields to latency-sensitive work in one switch of 0.2 ms",

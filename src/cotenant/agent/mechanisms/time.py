@@ -15,7 +15,7 @@ class Time(Mechanism):
     capabilities = Capabilities(
         compute="at least the request while it wants the GPU, at most the limit, over the window; one kernel "
         "may run beyond the end of a turn, and its time is charged",
-        memory="limited by the shim over all allocation families",
+        memory="the shim limits the sum of all kinds of allocations",
         resize="at once",
         isolation="one tenant runs at a time; a running kernel cannot be stopped, so one that hangs delays the "
         "others until stuck_after and then runs concurrently with them",

@@ -20,8 +20,9 @@ from cotenant.devices.group_limits import reason_of
 from cotenant.devices.registry import device_of
 
 LOG = logging.getLogger(__name__)
-NOTHING_SET = (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND)  # the group cannot have limits
-# checks after which a group is removed although its limit could not be cleared: the GPU may be gone for good
+NOTHING_SET = (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND)  # NVML errors that mean that a group has no limit to clear
+# number of checks after which a tenant's control group is removed even if the limit could not be cleared, since the GPU
+# may have been removed for good
 CLEAR_TRIES = 30
 
 

@@ -129,7 +129,7 @@ class Registry:
         return tenant
 
     def preparing(self, spec: TenantSpec) -> tuple[Mechanism, tuple[Gpu, ...]] | None:
-        """The mechanism and the GPUs that such a tenant would get; None if `admit` would refuse it."""
+        """The mechanism and GPUs that a tenant of this spec would get; None if `admit` would refuse the spec."""
         spec = self.resolved(spec)
         mechanism = self.mechanisms.get(spec.mechanism)
         if mechanism is None:
@@ -192,11 +192,11 @@ class Registry:
         return mechanism.resize(spec, tenant.gpus)
 
     def check_fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        """Raise InputError if a GPU has no room for such a tenant in addition to its present tenants."""
+        """Raise InputError if a GPU has no room for a tenant of this spec in addition to its present tenants."""
         self._fits(spec, gpu)
 
     def with_room(self, spec: TenantSpec) -> list[Gpu]:
-        """The GPUs with room for such a tenant; first the GPU whose tenants request least."""
+        """The GPUs with room for a tenant of this spec; first the GPU whose tenants request least."""
         found = []
         for gpu in self.gpus.values():
             with contextlib.suppress(InputError):

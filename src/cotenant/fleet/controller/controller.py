@@ -247,7 +247,8 @@ class Controller:
             self.fault = ""
         except StoreError as error:
             if not self.fault:
-                LOG.error(f"{error}; running jobs continue, but no job is started or accepted until it can")
+                more = "running jobs continue, but no job is started or accepted until the store can be written again"
+                LOG.error(f"{error}; {more}")
             self.fault = str(error)
             self.table.load()
 

@@ -111,7 +111,7 @@ class ElasticPlanner:
             measured = {gpu: sorted(by) for gpu, by in model.rate.items()}
             raise InputError(
                 f"profile {model.name} was measured on GPUs {measured}, and the fleet has {dict(room)}"
-                + (f"; policy {self.name} runs it on {spec.gpus:g} GPUs only" if self.entry.rigid else ""),
+                + (f"; policy {self.name} runs this job on exactly {spec.gpus:g} GPUs" if self.entry.rigid else ""),
                 field="gpus",
             )
         price = self.book.shared.price

@@ -114,7 +114,7 @@ class Page:
         self.set("phase", ENDED)
 
     def end_lost(self, error: str, ended_ns: int) -> None:
-        """Record the exit of a runner that is gone."""
+        """Record that the attempt ended because its runner died."""
         more = {"codes": {}, "oom": False, "started": bool(self.get("started_ns"))}
         self.end(lost_exit(error) | more, ended_ns)
 
@@ -152,7 +152,7 @@ class Page:
 
 
 def lost_exit(error: str) -> dict[str, Any]:
-    """The exit of an attempt whose processes are gone without a report."""
+    """The exit record of an attempt to run a job whose processes ended and whose runner recorded no exit."""
     return {"code": 1, "lost": True, "asked": "", "error": error}
 
 

@@ -125,8 +125,8 @@ class Binder:
     # -- deciding --------------------------------------------------------------------------------------------------
 
     def _orders(self, devices: dict[PodKey, Devices]) -> tuple[list[Order], set[str]]:
-        """Orders for all pods, and UIDs of pods whose annotations are invalid now. Those pods keep their present
-        shares."""
+        """The tenants to make for all pods, and the UIDs of pods whose annotations are invalid now. Pods of the second
+        kind keep their present shares."""
         orders: list[Order] = []
         unclear: set[str] = set()
         for key, containers in devices.items():
@@ -165,8 +165,8 @@ class Binder:
         return found, unclear
 
     def _init_orders(self, devices: dict[PodKey, Devices], held: Held, ordered: set[tuple[str, str]]) -> list[Order]:
-        """Orders for init containers whose devices no other container uses. The kubelet's call of Allocate has shown on
-        which GPU these devices are.
+        """The tenants to make for init containers whose devices no other container uses. The plugin knows the GPU of
+        these devices from the kubelet's Allocate call.
         """
         found = []
         for pod in self._pods.by_key.values():

@@ -47,7 +47,7 @@ class NodeClaims:
         return devices
 
     def _claim(self, namespace: str, name: str) -> dict[str, Any]:
-        """A claim as it is now. Raises ApiError."""
+        """Read a ResourceClaim from the API server. Raises ApiError."""
         group = offer.api_version(self._slices.kubernetes())
         found = self._api.get(f"/apis/{group}/namespaces/{namespace}/resourceclaims/{name}")
         with self._lock:
@@ -87,7 +87,7 @@ class NodeClaims:
             self._known = {key: claim for key, claim in self._known.items() if key in live}
 
     def held(self) -> frozenset[str]:
-        """Devices of this node that claims hold."""
+        """Names of this node's devices that are allocated to a ResourceClaim."""
         with self._lock:  # calls of the kubelet change the claims in other threads
             known = list(self._known.values())
         return frozenset(result["device"] for claim in known for result in claims.allocated(claim, self._node))

@@ -82,7 +82,7 @@ class SliceTenant:
             self.begin(Usage(), now_ns)
 
     def begin(self, total: Usage, now_ns: int) -> None:
-        """Start to measure from this usage, unless measuring has begun."""
+        """Start to measure the tenant's usage of the GPU, unless measuring has begun. `total`: its usage so far."""
         self.put(self.on, now_ns)
         if not self.history:
             self.history.append((now_ns, self._on_ns, total))

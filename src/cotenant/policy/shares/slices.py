@@ -258,7 +258,9 @@ class GpuSlices:
     # -- corrections -----------------------------------------------------------------------------------------------
 
     def _probe(self, now_ns: int) -> None:
-        """Called when a tenant has begun to work, or the promises have changed: check soon whether queues run empty."""
+        """Schedule an early check whether tenants' queues run empty. Called when a tenant has begun to work, or when
+        the tenants or their shares have changed.
+        """
         self._begin(now_ns)
         self._probing = True
         self._next_step_ns = now_ns + self.settings.first_step_ns

@@ -30,7 +30,7 @@ class Region:
     file: FileIO = field(repr=False, compare=False)
 
     def status(self) -> dict[str, Any]:
-        """The region as the protocol's status request describes it."""
+        """The region as the answer to a status request of the protocol describes it."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
 

@@ -267,7 +267,7 @@ class Turnstile:
         self._floor, self._best_effort, self._gated = floor, best_effort, gated
         self._beside, self._whole, self._resize = beside, whole, resize
         self._now = whole
-        self._runs: WorkClass | None = None  # work class of the latency-sensitive batch that runs now; None: none runs
+        self._runs: WorkClass | None = None  # resource that limits the LS batch that runs now; None if no LS batch runs
         self._lock = threading.Lock()
         threading.Thread(target=self._show_signs, name="signs", daemon=True).start()
 

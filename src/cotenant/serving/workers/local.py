@@ -351,13 +351,13 @@ class LocalWorkers:
         return worker
 
     def cores_of_gpu(self, gpu: int) -> list[int]:
-        """The cores that stand in for a GPU: this machine's, divided evenly."""
+        """The CPU cores that stand in for a GPU: an equal part of this machine's cores."""
         per = max(1, len(self._cores) // self.count)
         first = (gpu * per) % len(self._cores)
         return [self._cores[(first + i) % len(self._cores)] for i in range(per)]
 
     def _cores_for(self, spec: WorkerSpec) -> tuple[int, ...]:
-        """Whole cores for a share, those with the fewest workers first."""
+        """The whole cores on which a worker runs; cores with the fewest workers are chosen first."""
         mine = self.cores_of_gpu(spec.gpu)
         wanted = max(1, round(spec.fraction * len(mine)))
         load = {core: sum(core in w.cores for w in self._made if not w.ended) for core in mine}

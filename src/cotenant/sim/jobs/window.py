@@ -1,5 +1,5 @@
-"""Selects the jobs of a trace that the kernel holds, to keep its state small: those that have not finished, and those
-that arrive next."""
+"""Selects which jobs of a trace are in the arrays of the compiled event loop (kernel.py): those that have not finished,
+and those that arrive next. So the arrays stay small."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ JOBS_AT_ONCE = 1 << 18  # this many arrivals are loaded together
 
 
 class Window:
-    """The kernel's arrays, and for each job in them its row in the trace, in trace order: `rows[k]` is job k of the
-    arrays. `load(first, last)` returns the kernel's rows JOB[] and PROGRESS[] for the trace's jobs first..last.
+    """The event loop's arrays, and for each job in them its row in the trace, in trace order: `rows[k]` is job k of the
+    arrays. `load(first, last)` returns the rows JOB[] and PROGRESS[] for the trace's jobs first..last.
     Decisions do not depend on how many jobs are loaded, because jobs keep their order and are loaded before they can
     arrive."""
 
@@ -45,7 +45,7 @@ class Window:
         return np.asarray(self.rows[np.isnan(self.world.run.job["finish_s"])])
 
     def needs_jobs(self) -> bool:
-        """Whether the kernel cannot continue without the next arrivals."""
+        """Whether the event loop cannot continue without the next arrivals."""
         c = self.world.run.counters
         return bool(c[C_MORE]) and int(c[C_NEXT]) == len(self.rows)
 

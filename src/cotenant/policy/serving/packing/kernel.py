@@ -123,8 +123,8 @@ def batch_ms(T: Tables, t: int, m: int, p: int, b: int, x: float) -> float:
 def try_cycle(
     T: Tables, A: State, g: int, j: int, x: float, cycle: float, slo: float, scale: float
 ) -> tuple[float, float]:
-    """Return (work, pressure) if the batch of every seat has the requests that arrive in `cycle` ms; work is inf if an
-    SLO or the cycle is exceeded."""
+    """Try a cycle of `cycle` ms for a gpulet: each service on it runs one batch of the requests that arrive in a cycle.
+    Returns the time of all batches in ms (inf if it exceeds the cycle or an SLO) and the pressure on the neighbours."""
     t, p = T.gpu_type[g], A[g, j].part
     top = T.cell.shape[2] - 1
     work, press = 0.0, 0.0
