@@ -6,10 +6,13 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from limit_world import GIB, PlainCard, World
 
+from cotenant.agent.lifecycle.accounts import Accounts
+from cotenant.core.errors import InputError
 from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import NO_LIMIT
@@ -83,3 +86,20 @@ def test_a_limit_that_could_not_be_cleared_on_the_gpu_it_left_is_cleared_at_the_
     world.registry.remove(tenant)
     world.limits.end(tenant)
     assert (pair.on(first), pair.on(second)) == (NO_LIMIT, NO_LIMIT)
+
+
+def test_a_tenant_stays_where_it_is_if_the_driver_refuses_its_limit_on_the_other_gpu(pair: Pair, process: int) -> None:
+    world, (first, second) = pair.world, pair.gpus
+    tenant = world.tenant(gpus=(first.uuid,))
+    world.limits.begin(tenant, process)
+    parts = {name: Mock() for name in ("ledger", "pages", "residents", "broker", "copies", "slices")}
+    accounts = Accounts(world.registry, **parts, limits=world.limits)
+    pair.cards[second.uuid].lost = True
+    with pytest.raises(InputError, match="GPU 1"):
+        accounts.move(tenant, second.uuid)
+    assert tenant.gpus == (first,)
+    assert [part.method_calls for part in parts.values()] == [[]] * 6
+    assert (pair.on(first), pair.on(second)) == (GIB, NO_LIMIT)
+    pair.cards[second.uuid].lost = False
+    world.limits.precede(tenant, second)
+    assert pair.on(second) == GIB

@@ -79,10 +79,11 @@ class Accounts:
 
     def move(self, tenant: Tenant, target: str) -> None:
         """Move a parked tenant from its only GPU to `target` (a UUID), and update the shared pages of its processes.
-        Raises InputError, with nothing changed, if the tenant does not fit there.
+        Raises InputError, with nothing changed, if the tenant does not fit there, or the driver refuses its limit.
         """
         home, gpu = tenant.gpus[0], self._registry.gpus[target]
         self._registry.check_fits(tenant.spec, gpu)
+        self.limits.precede(tenant, gpu)
         self._leave_turns(tenant)
         self._slices.leave(tenant)
         self._residents.gpus[home.uuid].remove(tenant.name)

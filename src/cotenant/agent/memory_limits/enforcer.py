@@ -200,6 +200,14 @@ class MemoryLimits:
                         self._applied.change(tenant.held.path, other, before[other])
                 raise InputError(self._refusal(tenant, gpu, error), field="--memory") from None
 
+    def precede(self, tenant: Tenant, gpu: Gpu) -> None:
+        """Set the limit on a GPU to which the tenant is about to move. Raises InputError if the driver refuses it."""
+        if tenant.held is not None:
+            try:
+                self._applied.change(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+            except OSError as error:
+                raise InputError(self._refusal(tenant, gpu, error), field="--gpu") from None
+
     def leave(self, tenant: Tenant, gpu: Gpu) -> None:
         """Clear the limit on a GPU that the tenant has left."""
         if tenant.held is not None:
