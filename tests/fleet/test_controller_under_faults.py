@@ -6,6 +6,7 @@ The controller, its store and its planner are the real ones; nodes keep the prom
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from fleet_setting import Setting, drill, work
 from heard import heard
 
 from cotenant.core.errors import WorkError
-from cotenant.core.events import Kind
+from cotenant.core.events import Kind, Reason
 from cotenant.fleet.store.database import StoreError
 from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.report.story import LOST
 
 
 def test_jobs_run_in_order_and_finish_once(tmp_path: Path) -> None:
@@ -91,6 +93,27 @@ def test_a_job_that_ignores_its_lease_is_killed_after_its_grace(tmp_path: Path) 
     setting.submit(work("short", 1.0, gpus=4.0))
     setting.run(7)
     assert setting.state("short") == "finished"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"env": {"STUBBORN": "1"}, "attached": False}, "was killed; work since its last checkpoint is lost"),
+        ({"attached": False}, "ended by the signal .*; work since its last checkpoint is lost"),
+        ({}, "jobs earlier in the order took the GPUs"),
+    ],
+    ids=["deaf", "without a handler", "saves itself"],
+)
+def test_it_is_told_when_work_is_lost(tmp_path: Path, form: dict[str, Any], said: str) -> None:
+    setting = Setting(tmp_path, policy=JobPolicy("srtf", "proportional", sticky=True))
+    setting.submit(work("long", 30.0, gpus=4.0, **form))
+    setting.run(3)
+    setting.submit(work("short", 1.0, gpus=4.0))
+    setting.run(7)
+    store = setting.controller.store
+    query = "SELECT reason FROM events JOIN jobs ON jobs.row = events.job WHERE id='long' AND kind=?"
+    ((reason,),) = store.rows(query, (int(Kind.PREEMPT),))
+    assert re.search(said, LOST[Reason(reason)])
 
 
 def test_a_job_that_cannot_save_itself_is_parked_where_its_node_can(tmp_path: Path) -> None:

@@ -113,6 +113,10 @@ class World:
                 if "ATTACHED" in order["environment"]:
                     self.saved[job] = attempt.done_s
                     self._end(attempt, now_ns, 75, why)
+                elif "STUBBORN" in order["environment"]:
+                    self._end(attempt, now_ns, 137, why)
+                    assert attempt.exit is not None
+                    attempt.exit["killed"] = True
                 else:
                     self._end(attempt, now_ns, 143, why)
 

@@ -46,3 +46,4 @@ class Reason(IntEnum):
     KILLED = 19  #: the job did not end within its grace time, so it was killed: work since its last checkpoint is lost
     NOT_CHOSEN = 20  #: the policy gave the GPUs to other jobs that benefit more
     OTHER_SPEED = 21  #: the job's speed changed, because of its own progress or of another job on its GPU
+    UNSAVED = 22  #: the job ended by the signal that asked it to stop, so its work since its last checkpoint is lost

@@ -40,6 +40,8 @@ LOST: dict[Reason, str] = {
     Reason.CANCELLED: "the job was cancelled",
     Reason.TAKEN_DOWN: "the fleet was taken down",
     Reason.KILLED: "the job did not end within its grace time and was killed; work since its last checkpoint is lost",
+    Reason.UNSAVED: "the job ended by the signal that asked it to stop, not with exit code 75; work since its last "
+    "checkpoint is lost",
 }
 WHY: dict[Reason, str] = {
     Reason.RESERVED: "the job had waited so long that it went first",

@@ -213,8 +213,7 @@ class ReportIngest:
             self._again(job, attempt, end_s, Reason.LOST, was_up)
             self.failed = True
         elif asked and (not attached or code in (0, PREEMPTED_EXIT, 137, 143)):
-            reason = Reason.KILLED if exit_.get("killed") else Reason(job.target_reason)
-            self._again(job, attempt, end_s, reason, was_up)
+            self._again(job, attempt, end_s, _why_stopped(job, exit_, code), was_up)
         else:
             self.failed = True
             job.failures += 1
@@ -240,6 +239,14 @@ class ReportIngest:
         job.told = -1
         self.table.touch(job)
         job.attempt = None
+
+
+def _why_stopped(job: Job, exit_: dict[str, Any], code: int) -> Reason:
+    """Why a job that was asked to stop lost its GPUs, or that it lost its work with them."""
+    if exit_.get("killed"):
+        return Reason.KILLED
+    reason = Reason(job.target_reason)
+    return Reason.UNSAVED if code in (137, 143) and reason != Reason.TAKEN_DOWN else reason
 
 
 def _decisive(attempt: Attempt) -> dict[str, Any]:
