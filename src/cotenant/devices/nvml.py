@@ -32,8 +32,8 @@ NO_INSTANCE = 0xFFFFFFFF
 
 SENTENCES = {
     "NVML_ERROR_NO_PERMISSION": "needs root (or the capability that the driver asks for)",
-    "NVML_ERROR_IN_USE": "is in use by a process or by an existing instance",
-    "NVML_ERROR_INSUFFICIENT_RESOURCES": "has not enough free slices at that place",
+    "NVML_ERROR_IN_USE": "failed: a process or an existing instance uses it",
+    "NVML_ERROR_INSUFFICIENT_RESOURCES": "failed: there are not enough free slices at that place",
     "NVML_ERROR_NOT_SUPPORTED": "is not supported by this GPU or driver",
     "NVML_ERROR_FUNCTION_NOT_FOUND": "needs a newer driver",
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": "needs a newer driver",
