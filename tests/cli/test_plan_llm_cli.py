@@ -53,6 +53,17 @@ def test_models_that_do_not_fit_together_miss_by_their_moves(tmp_path: Path, pro
     assert rows[1]["switches"] > 0  # type: ignore[operator]
 
 
+def test_the_file_may_follow_its_options(tmp_path: Path, profile: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(HEAD + ROW.format("a", "10GiB", 350, ""))
+    lengths = ("--prompt", "90", "--output", "1", "--rate", "1", "--duration", "60s", "--arrivals", "constant")
+    done = cotenant("plan", "--profile", profile, *lengths, "--json", path)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["per_gpu"] == 1
+    done = cotenant("plan", tmp_path / "gone.yaml", "--divide", "H100-80GB")
+    assert "gone.yaml: cannot be read: no such file" in done.err
+
+
 def test_best_effort_models_do_not_count(tmp_path: Path, profile: Path) -> None:
     path = tmp_path / "models.yaml"
     late = ROW.format("night", "10GiB", 1, ", class: best-effort")

@@ -22,15 +22,23 @@ app = typer.Typer(add_completion=False)
 
 def wanted(args: Sequence[str]) -> bool:
     """Whether the arguments of `plan` name a file of language models."""
+    if any(arg.partition("=")[0] == "--divide" for arg in args):  # only models can be divided
+        return True
+    # among the values of options only YAML counts, because a JSON file of a profile may have a list of models, too
+    return any(_has_models(arg) for k, arg in enumerate(args) if k == 0 or arg.lower().endswith((".yaml", ".yml")))
+
+
+def _has_models(path: str) -> bool:
+    """Whether an argument is a file of language models."""
     from pathlib import Path
 
-    if not args or args[0].startswith("-") or not Path(args[0]).is_file():
+    if path.startswith("-") or not Path(path).is_file():
         return False
     from cotenant.core.errors import InputError
     from cotenant.core.yamlfile import read_yaml
 
     try:
-        content = read_yaml(args[0]).content
+        content = read_yaml(path).content
     except InputError:  # the command that reads the file later reports the error
         return False
     return isinstance(content, dict) and isinstance(content.get("models"), list)
