@@ -59,8 +59,8 @@ def test_memory_and_partitions_are_taken(tmp_path: Path) -> None:
         ("two\n", 1, "not the number of tasks"),
         ("2\n7,100,108,\n", 1, "announces 2 tasks but has 1"),
         ("1\n99,100,108,\n", 2, "model id 99"),
-        ("1\n7,0,108,\n", 2, "positive"),
-        ("1\n7,nan,108,\n", 2, "positive"),
+        ("1\n7,0,108,\n", 2, "above 0"),
+        ("1\n7,nan,108,\n", 2, "above 0"),
         ("1\n7,100\n", 2, "id,rate,SLO"),
     ],
 )

@@ -18,6 +18,7 @@ from pods import patched, pod, share
 from waiting import stays, wait_for
 
 from cotenant.abi.protocol import MessageType
+from cotenant.agent.owners.slurm_ended import job_file
 from cotenant.kube.admission.mutate import mutate
 from cotenant.kube.units import gpu_of
 
@@ -242,6 +243,8 @@ def test_a_pod_that_the_webhook_did_not_see_is_reported(node: Node) -> None:
 
 
 def test_a_share_that_the_agent_refuses_is_an_event(node: Node) -> None:
+    for job in ("other", "more"):  # as the prologs do: a job without its file has ended
+        job_file(node.agent.folder, job).touch()
     node.agent.call("hold", kind="slurm", id="7", tenant={"name": "other", "request": 0.9, "gpus": [uuid_of(0)]})
     node.agent.call("hold", kind="slurm", id="8", tenant={"name": "more", "request": 0.9, "gpus": [uuid_of(1)]})
     thing = node.schedule(pod("late", annotations=share("30%")))
