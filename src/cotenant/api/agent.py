@@ -16,7 +16,7 @@ from cotenant.core.units import format_bytes, parse_fraction, parse_memory
 class Agent:
     """A connection to a running `cotenant agent`; a notebook shows its tenants. Use it in a `with` statement, or call
     `close`. `folder`: folder of the agent's sockets; by default the one that `cotenant ps` uses. Raises WorkError if no
-    agent answers, or if the agent refuses an order, with the agent's reason.
+    agent answers, or if the agent refuses a request, with the agent's reason.
     """
 
     def __init__(self, folder: str | Path | None = None, *, timeout_s: float = 60.0) -> None:
@@ -31,15 +31,15 @@ class Agent:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Tenants are not affected."""
+        """Close the connection to the agent. Tenants are not affected."""
         self._client.close()
 
     def tenants(self) -> list[dict[str, Any]]:
-        """The tenants, as `cotenant ps --json` lists them."""
+        """Return the agent's tenants, as `cotenant ps --json` lists them."""
         return list(self._client.call("list")["tenants"])
 
     def gpus(self) -> list[dict[str, Any]]:
-        """The agent's GPUs as `cotenant ps --json` lists them."""
+        """Return the agent's GPUs, as `cotenant ps --json` lists them."""
         return list(self._client.call("list")["agent"]["gpus"])
 
     def set(

@@ -24,12 +24,12 @@ class FileFormat:
 
 
 def names() -> tuple[str, ...]:
-    """The kinds of files."""
+    """Return the names of the kinds of files."""
     return tuple(FORMATS)
 
 
 def schema(name: str) -> Schema:
-    """JSON Schema (2020-12) of a kind of file. For an unknown kind, InputError lists the known ones."""
+    """Return the JSON Schema (2020-12) of a kind of file. For an unknown kind, InputError lists the known ones."""
     if name not in FORMATS:
         raise InputError(f"unknown file {name!r}; known: {', '.join(FORMATS)}")
     form = FORMATS[name]
@@ -55,7 +55,7 @@ def _agent() -> Schema:
 
 
 def _written(name: str, value: int) -> str:
-    """A default of the agent in the notation of its file: 250ms, 256MiB."""
+    """Return a default of the agent in the notation of its file: 250ms, 256MiB."""
     if name.endswith("_bytes"):
         return f"{value >> 20}MiB"
     ms = value if name.endswith("_ms") else value / 1e6
@@ -91,7 +91,9 @@ def _experiment() -> Schema:
 
 
 def _sweep() -> Schema:
-    """Schema of a sweep: each option has one value, or a list of values, which makes it an axis of the sweep."""
+    """Return the schema of a sweep file: each option has one value, or a list of values, which makes it an axis of the
+    sweep.
+    """
     from cotenant.policy.jobs.allotment import ALLOTMENTS
     from cotenant.policy.jobs.ordering import ORDERINGS
     from cotenant.policy.jobs.placement import PLACEMENTS

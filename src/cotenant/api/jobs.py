@@ -30,13 +30,13 @@ from cotenant.workloads.trace_options import TraceOptions
 if TYPE_CHECKING:
     import polars as pl
 
-MOST_SIDE_BY_SIDE = 3  # up to this many runs are displayed as columns of text
+MOST_SIDE_BY_SIDE = 3  # at most this many runs are displayed as columns of text
 FRAME_HEIGHT = 720  # height of a report inside a notebook, in pixels
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """One run, with its record, its figures and its jobs. A notebook shows a row of figures."""
+    """One run of a policy on a trace, with its record, its figures and its jobs. A notebook shows a row of figures."""
 
     record: Record
 
@@ -46,18 +46,19 @@ class SimulatedRun:
 
     @property
     def label(self) -> str:
-        """The run's label; by default the policy's name."""
+        """Return the run's label; by default the policy's name."""
         return self.record.info.label
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Every metric of docs/metrics.md by its key, nested at the dots; None if the run has no such value."""
+        """Return every metric of docs/metrics.md by its key, nested at the dots; None if the run has no such value."""
         return self._analysis.summary
 
     @cached_property
     def jobs(self) -> pl.DataFrame:
-        """One row per job, in the order of the trace: the trace's columns and the job's metrics (seconds, joules), NaN
-        where a job has no value."""
+        """Return a table with one row per job, in the order of the trace: the trace's columns and the job's metrics
+        (seconds, joules), NaN where a job has no value.
+        """
         import polars as pl
 
         metrics = {key: self._analysis.values(key) for key in SPREAD_METRICS}
@@ -78,7 +79,7 @@ class Comparison:
 
     @cached_property
     def table(self) -> pl.DataFrame:
-        """One row per run: `run`, and each metric by its key (docs/metrics.md gives units)."""
+        """Return a table with one row per run: `run`, and each metric by its key (docs/metrics.md gives units)."""
         import polars as pl
 
         keys = [column.key for column in known_columns([run.summary for run in self._runs])]
@@ -86,11 +87,13 @@ class Comparison:
         return pl.DataFrame(rows, infer_schema_length=None)
 
     def report(self, height: int = FRAME_HEIGHT) -> Report:
-        """The page with tables and charts, inside the notebook, `height` pixels high."""
+        """Return the page with tables and charts, inside the notebook, `height` pixels high."""
         return Report(build_page(self._runs, self._title, self._baseline), height)
 
     def write_page(self, path: str | Path) -> None:
-        """Write the page to a file, which needs no network. InputError if it cannot be written."""
+        """Write the page with tables and charts to a file; the page needs no network. InputError if it cannot be
+        written.
+        """
         write_page(path, self._runs, self._title, self._baseline)
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:
@@ -104,8 +107,9 @@ class Comparison:
         return html_table(*self._texts())
 
     def __repr__(self) -> str:
-        """The comparison as text: one row per run. If there are few runs, it has one row per figure and a column per
-        run, which fits into a terminal."""
+        """Return the comparison as text: one row per run. If there are few runs, it has one row per figure and a column
+        per run, which fits into a terminal.
+        """
         heads, rows = self._texts()
         if len(rows) <= MOST_SIDE_BY_SIDE:
             heads, *rows = map(list, zip(heads, *rows, strict=True))
@@ -130,7 +134,7 @@ class Report:
 def draw_trace(
     jobs: int = 1000, *, cluster: str | Cluster = "16x8", load: float = 1.0, seed: int = 1, **like: Any
 ) -> Trace:
-    """A synthetic trace of `jobs` jobs that offer `load` times the capacity of `cluster`.
+    """Return a random trace of `jobs` jobs that offer `load` times the capacity of `cluster`.
 
     Other arguments are fields of `workloads.jobs.generate.Workload`: `like="philly"`, `durations="two-part"`,
     `gpu_mix="1:70,8:30"`. The same arguments give the same trace. InputError names the field.

@@ -20,7 +20,7 @@ KINDS = ("7g", "4g", "3g", "2g", "1g")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted speeds of seven jobs. A notebook shows it as a table of the first mix."""
+    """Predicted speeds of seven jobs on MIG instances. A notebook shows them as a table of the first mix of jobs."""
 
     latencies: NDArray[np.float64]  #: (n, 3, 7): latencies on 7g, 4g and 3g, divided by each job's largest latency
     speeds: NDArray[np.float64]  #: (n, 7, 5): speeds on 7g, 4g, 3g, 2g and 1g, relative to the whole GPU

@@ -19,8 +19,10 @@ class Planned:
     """A plan that divides GPUs among services. A notebook shows it as a table of gpulets."""
 
     plan: ServingPlan
-    attainment: dict[str, float]  #: SLO attainment by service in the simulation; empty without verification
-    holds: bool | None  #: whether every service reaches the target; None without verification
+    #: SLO attainment by service in the simulation that verified the plan; empty without verification
+    attainment: dict[str, float]
+    #: whether every service reaches the target attainment in the simulation; None without verification
+    holds: bool | None
     decision_ms: float
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:

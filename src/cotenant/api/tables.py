@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """HTML of rows of texts under a head; the first cell of a row is its heading. Texts are escaped."""
+    """Return the HTML of rows of texts under a head; the first cell of a row is its heading. Texts are escaped."""
     head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
     body = "".join(
         f'<tr><th scope="row" style="text-align:left">{html.escape(row[0])}</th>'
@@ -20,7 +20,7 @@ def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table as text with aligned columns, for a terminal."""
+    """Return a table as text with aligned columns, for a terminal."""
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
     return "\n".join(line.rstrip() for line in lines)

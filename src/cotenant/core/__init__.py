@@ -1,1 +1,1 @@
-"""The vocabulary shared by all packages: units, GPUs, clusters, work, plans, events."""
+"""Types that all packages share: units, GPUs, clusters, work, plans, events."""

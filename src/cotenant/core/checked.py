@@ -41,7 +41,7 @@ def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
-# the JSON schemas of quantities in a configuration file; editors use them to check and complete it
+# JSON schemas of quantities in a configuration file, by which editors check and complete the file
 TIME = WithJsonSchema({"type": ["number", "string"], "title": "time", "examples": ["2h", "500ms", "10s"]})
 SIZE = WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["256MiB", "62.5GB", "8GiB"]})
 PART = WithJsonSchema({"type": ["number", "string"], "title": "part", "examples": [0.3, "30%"]})
@@ -74,7 +74,7 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `yes` and `true` where a number belongs; pydantic would take them as 1."""
+        """Refuse `yes` and `true` as the value of a number, since pydantic would take them as 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and {kind, *get_args(kind)} & {int, float} and bool not in get_args(kind):
             raise ValueError(f"{str(value).lower()} is not a number")
@@ -90,7 +90,7 @@ def check(model: type[M], data: Any, file: str | Path | None = None) -> M:
 
 
 def complaint(error: ValidationError, file: str | Path | None = None) -> InputError:
-    """The first validation error as one sentence with its field, such as services[0].slo_ms."""
+    """Return the first validation error as one sentence with its field, such as services[0].slo_ms."""
     first = error.errors()[0]
     where, context = list(first["loc"]), first.get("ctx", {})
     cause = context.get("error")
@@ -100,7 +100,7 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
     elif first["type"] == "value_error":
         inner = cause.args[0] if cause is not None and cause.args else first["msg"]
         text = inner.message if isinstance(inner, InputError) else str(inner)
-        # the field in the message is the outer field, followed by that of the inner error
+        # an inner error may name a field of its own: the message names the outer field, followed by the inner one
         if isinstance(inner, InputError) and inner.field:
             where[-1:] = [inner.field] if inner.field.split(".")[0] == where[-1:][0] else [*where[-1:], inner.field]
     elif first["type"] == "missing":

@@ -73,7 +73,7 @@ class Cluster:
 
     @cached_property
     def gpu_models(self) -> tuple[str, ...]:
-        """Distinct GPU model names in order of first appearance."""
+        """Return the distinct GPU model names in order of first appearance."""
         return tuple(dict.fromkeys(g.gpu.name for g in self.groups if g.gpus))
 
     def describe(self) -> str:

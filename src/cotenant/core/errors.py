@@ -33,23 +33,26 @@ class InputError(Exception):
         return f"{where}: {self.message}" if where else self.message
 
     def _named_field(self) -> str:
-        """How a message names the place of the error: an option or argument by its name, a key in a file as `field
-        NAME`."""
+        """Return how a message names the place of the error: an option or argument by its name, a key in a file as
+        `field NAME`.
+        """
         field = self.field or ""
         typed = self.file is None and (field.startswith("--") or field.isupper())
         return field if typed or not field else f"field {field}"
 
 
 class TakenNameError(InputError):
-    """The name for something new is in use."""
+    """Raised if the name for something new, such as a tenant, is already in use."""
 
 
 class NothingToDoError(InputError):
-    """The order has no effect: the tenant to be parked is parked already, or the one to be resumed is not parked."""
+    """Raised if a command has no effect: the tenant to be parked is parked already, or the one to be resumed is not
+    parked.
+    """
 
 
 class NoHostMemoryError(InputError):
-    """The agent has not enough host memory left to reserve what a tenant needs for its eviction."""
+    """Raised if the agent has not enough host memory left to reserve what a tenant needs for its eviction."""
 
 
 class WorkError(Exception):
@@ -58,4 +61,6 @@ class WorkError(Exception):
 
 
 class LostServerError(WorkError):
-    """A server's connection ended or timed out before its answer: the order may have been carried out or not."""
+    """Raised if a server's connection ended or timed out before its answer: the client's request may have been carried
+    out or not.
+    """

@@ -9,13 +9,13 @@ class Kind(IntEnum):
     """Kind of an event: what happened to a job."""
 
     ARRIVE = 0  #: the scheduler learned of the job
-    START = 1  #: the job got its share for the first time
+    START = 1  #: the job got its share (GPUs, CPU and memory) for the first time
     RESUME = 2  #: the job got a share again after waiting
     MOVE = 3  #: the job moved to other GPUs without waiting
     RESIZE = 4  #: the job kept its GPUs, but its CPU or memory changed
     PREEMPT = 5  #: the job lost its share before it was finished
-    FINISH = 6  #: the job's work is done; its share is free
-    WAIT = 7  #: the scheduler considered the job, which did not get a share
+    FINISH = 6  #: the job's work is done; its share (GPUs, CPU and memory) is free
+    WAIT = 7  #: the scheduler considered the job, but the job did not get a share
     PROFILE = 8  #: a policy that partitions GPUs began to measure the job
     REPARTITION = 9  #: the GPU of the job changes its partition
     REJECT = 10  #: the job can never run on this cluster
@@ -25,20 +25,20 @@ class Reason(IntEnum):
     """Why an event happened to a job."""
 
     NONE = 0
-    GPUS_FULL = 1  #: every GPU is held by jobs earlier in the order
-    GANG_TOO_LARGE_NOW = 2  #: some GPUs are free, fewer than the gang needs
+    GPUS_FULL = 1  #: every GPU is held by jobs earlier in the policy's order
+    GANG_TOO_LARGE_NOW = 2  #: some GPUs are free, but fewer than the job needs
     NO_CPU_OR_MEMORY = 3  #: GPUs are free, but no node with free GPUs has enough free CPU or memory
     NO_GPU_OF_MODEL = 4  #: GPUs are free, but not of a model that the job accepts
-    IN_ORDER = 5  #: the job was next in the ordering
+    IN_ORDER = 5  #: the job was next in the policy's order
     RESERVED = 6  #: the job had waited longer than the reservation time, so it went first
-    GAVE_WAY = 7  #: the job returned CPU and memory above its proportional share, for other jobs
+    GAVE_WAY = 7  #: the job returned CPU and memory above its proportional share, which other jobs needed
     GOT_IDEAL = 8  #: CPU and memory for its ideal speed became free
     REPLACED = 9  #: all jobs were placed again in this round
-    OUTRANKED = 10  #: jobs earlier in the order took the job's GPUs
+    OUTRANKED = 10  #: jobs earlier in the policy's order took the job's GPUs
     DONE = 11
     NEW_LAYOUT = 12  #: the job's GPU got another MIG layout
     MEASURED = 13  #: the job's GPU was switched to MPS to measure the jobs on it
-    BELOW_FLOOR = 14  #: no free slice of that GPU satisfies the job's QoS minimum
+    BELOW_FLOOR = 14  #: no free slice of the job's GPU satisfies the job's QoS minimum
     FAILED = 15  #: the job's processes failed
     LOST = 16  #: the job's node, or the process that ran the job there, was lost
     CANCELLED = 17  #: the user cancelled the job

@@ -41,7 +41,7 @@ def require(extra: str, *modules: str) -> None:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Context for imports of optional modules: a missing one raises MissingExtraError."""
+    """Return a context for imports of optional modules: a missing module raises MissingExtraError."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -51,8 +51,9 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def extra_of(module: str, preferred: str | None = None) -> str | None:
-    """The extra that installs a module: `preferred` if that extra does, else the first one in EXTRAS; None if no extra
-    does."""
+    """Return the extra that installs a module: `preferred` if that extra installs it, else the first one in EXTRAS;
+    None if no extra installs it.
+    """
     found = [extra for extra, modules in EXTRAS.items() if any(_within(module, each) for each in modules)]
     return preferred if preferred in found else next(iter(found), None)
 
@@ -71,5 +72,5 @@ def _exists(module: str) -> bool:
 
 
 def _caller(depth: int = 2) -> str:
-    """Name of the module that called the function that calls this one."""
+    """Return the name of the module that called the function that calls this one."""
     return str(sys._getframe(depth).f_globals["__name__"])

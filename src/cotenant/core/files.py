@@ -17,7 +17,7 @@ _PART = re.compile(r"\.part-(\d+)$")
 
 
 def cannot_write(path: str | Path, error: OSError) -> InputError:
-    """The InputError for an output that cannot be written, with the path and the system's error."""
+    """Return the InputError for an output that cannot be written, with the path and the system's error."""
     return InputError(f"cannot write here: {(error.strerror or str(error)).lower()}", file=path)
 
 
@@ -29,9 +29,9 @@ def _is_stream(path: str | Path) -> bool:
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[TextIO]:
-    """A text file (UTF-8) that replaces `path` when the block ends without an error. Symbolic links are kept: the file
-    that they point to is replaced. Pipes and devices (/dev/stdout) are written directly. To write bytes, use the file's
-    `buffer`. Raises InputError if the file cannot be created.
+    """Open a text file (UTF-8) that replaces `path` when the block ends without an error. Symbolic links are kept: the
+    file that they point to is replaced. Pipes and devices (/dev/stdout) are written directly. To write bytes, use the
+    file's `buffer`. Raises InputError if the file cannot be created.
     """
     if Path(path).is_dir():
         raise InputError("is a folder; name a file", file=path)
@@ -89,7 +89,8 @@ def check_folder(path: str | Path, holds: str) -> None:
     """
     target = Path(os.path.abspath(path))
     _check_destination(target, holds, path)
-    parent = next(folder for folder in target.parents if folder.exists())  # the folders below are created later
+    # the folders below this parent are created later
+    parent = next(folder for folder in target.parents if folder.exists())
     probe = parent / f".{target.name}.part-{os.getpid()}"
     try:
         probe.touch()
@@ -117,7 +118,7 @@ class AtomicFolder:
             raise cannot_write(path, error) from error
 
     def commit(self) -> None:
-        """Move the folder to its destination."""
+        """Move the filled folder to its destination."""
         old = self.part.with_name(self.part.name + ".old")
         try:
             if self.path.exists():
@@ -129,7 +130,7 @@ class AtomicFolder:
         shutil.rmtree(old, ignore_errors=True)
 
     def discard(self) -> None:
-        """Remove what was written so far. The destination is not changed."""
+        """Remove what was written so far. The folder's destination is not changed."""
         shutil.rmtree(self.part, ignore_errors=True)
 
 

@@ -24,12 +24,14 @@ STORE_URL = "store"
 
 
 def agent_folder() -> Path:
-    """Folder of the agent that this user's commands contact: the user's own agent if it runs, else the machine's."""
-    # this is also False if the user may not read the folder
+    """Return the folder of the agent that this user's commands contact: the user's own agent if it runs, else the
+    machine's.
+    """
+    # `exists` is also False if the user may not read the folder
     has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)
     try:
         own = own_agent_folder()
-    except WorkError:  # another user's folder cannot be used
+    except WorkError:  # a folder of another user cannot be used
         if has_machine_agent:
             return MACHINE_AGENT
         raise
@@ -39,7 +41,7 @@ def agent_folder() -> Path:
 
 
 def own_agent_folder() -> Path:
-    """Folder for the sockets of an agent started by this user."""
+    """Return the folder for the sockets of an agent started by this user."""
     if named := os.environ.get("COTENANT_DIR"):
         return Path(named)
     if os.geteuid() == 0:
@@ -49,19 +51,19 @@ def own_agent_folder() -> Path:
 
 
 def fleet_folder() -> Path:
-    """Folder of this user's fleet."""
+    """Return the folder of this user's fleet."""
     named = os.environ.get("COTENANT_FLEET")
     return Path(named) if named else _below_home("XDG_STATE_HOME", ".local/state", "COTENANT_FLEET") / "fleet"
 
 
 def cache_folder() -> Path:
-    """Folder for this user's compiled code."""
+    """Return the folder for this user's compiled code."""
     named = os.environ.get("COTENANT_CACHE")
     return Path(named) if named else _below_home("XDG_CACHE_HOME", ".cache", "COTENANT_CACHE")
 
 
 def _xdg(variable: str) -> Path | None:
-    """A base folder of the XDG specification, which requires that relative paths be ignored."""
+    """Return a base folder of the XDG specification, which requires that relative paths be ignored."""
     path = Path(os.environ.get(variable, ""))
     return path if path.is_absolute() else None
 

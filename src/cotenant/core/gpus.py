@@ -32,7 +32,7 @@ class Gpu:
 
     @property
     def relative_speed(self) -> float:
-        """Estimated training speed relative to an A100-40GB, for profiles without a measured figure.
+        """Return the estimated training speed relative to an A100-40GB, for profiles without a measured figure.
 
         Geometric mean of the ratios of memory bandwidth and dense half-precision rate, since either can limit a
         training step.
@@ -100,13 +100,13 @@ ALIASES: dict[str, str] = {
     # Alibaba's trace of 2026 does not say which models these are either. Models that the trace does not contain are
     # used for them.
     "GPU-series-1": "L40S", "GPU-series-2": "H20",
-    # export variants: the same chip and memory, with less bandwidth between GPUs
+    # export variants of GPUs: the same chip and memory, with less bandwidth between GPUs
     "A800-SXM4-80GB": "A100-80GB", "H800": "H100-80GB",
 }  # fmt: skip
 
 
 def find_gpu(name: str, field: str | None = None) -> Gpu:
-    """The catalog entry of a model name or alias. Raises InputError with the nearest known names."""
+    """Return the catalog entry of a model name or alias. Raises InputError with the nearest known names."""
     plain = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
     for key in (plain, ALIASES.get(plain, ""), ALIASES.get(plain.upper(), "")):
         if key in CATALOG:

@@ -1,4 +1,4 @@
-"""Definitions of HTTP/2 for client and server: numbers, frames, header literals (RFC 9113, RFC 7541)."""
+"""Definitions of HTTP/2 that clients and servers share: numbers, frames, header literals (RFC 9113, RFC 7541)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDO
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 PROTOCOL_ERROR = 1
 FIRST_WINDOW, MOST_WINDOW = 65_535, (1 << 31) - 1
-FRAME_HEAD = struct.Struct(">HBBBI")  # the parts of the head: length (16 and 8 bits), type, flags, stream
+FRAME_HEAD = struct.Struct(">HBBBI")  # the parts of a frame's head: length (16 and 8 bits), type, flags, stream
 
 
 class ProtocolError(ValueError):
@@ -27,7 +27,9 @@ def frame(kind: int, flags: int, stream: int, payload: bytes | bytearray | memor
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Encode a header that is not added to the table, without Huffman coding (RFC 7541, 6.2.2)."""
+    """Encode an HTTP/2 header as a literal that is not added to the peer's table, without Huffman coding (RFC 7541,
+    6.2.2).
+    """
     return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
 
 
@@ -43,8 +45,9 @@ def _length(size: int) -> bytes:
 
 
 def unpadded(flags: int, payload: bytes) -> bytes:
-    """The payload of a DATA or HEADERS frame without its padding (RFC 9113, 6.1). Raises ProtocolError if the padding
-    is longer than the frame."""
+    """Return the payload of a DATA or HEADERS frame without its padding (RFC 9113, 6.1). Raises ProtocolError if the
+    padding is longer than the frame.
+    """
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):

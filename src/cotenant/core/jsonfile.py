@@ -11,7 +11,9 @@ from cotenant.core.textfile import read_text
 
 
 def read_json(path: str | Path) -> Any:
-    """The content of a file in UTF-8, with or without a mark at its beginning. Raises InputError with one sentence."""
+    """Return the content of a JSON file in UTF-8, with or without a byte order mark. Raises InputError with one
+    sentence.
+    """
     try:
         return json.loads(read_text(path), object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -20,7 +22,7 @@ def read_json(path: str | Path) -> Any:
         raise InputError("is not JSON: nested too deeply", file=path) from None
     except InputError as error:
         raise InputError(error.message, file=path, field=error.field) from None
-    except ValueError:  # Python refuses to read integers of thousands of digits
+    except ValueError:  # Python refuses to read integers of thousands of digits, with a ValueError
         raise InputError("has a number of thousands of digits", file=path) from None
 
 

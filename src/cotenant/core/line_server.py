@@ -1,4 +1,6 @@
-"""The server for JSON lines (lines.py), with limits on line length, number of connections and idle time."""
+"""The server for requests and answers as JSON lines (lines.py), with limits on line length, number of connections and
+idle time.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,22 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.lines import encode, failure
 
 C = TypeVar("C")
-# a refused client reads its answer only after it has sent an order, which is awaited for at most this long
+# a refused client reads its answer only after it has sent a request, for which the server waits at most this long
 REFUSED_S = 1.0
 CHUNK = 1 << 16
 
 
 class Lines:
-    """Reads lines from a stream. Buffers at most one line and one chunk."""
+    """Reads lines from a client's stream. Buffers at most one line and one chunk."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
         self._held = bytearray()
 
     async def next(self, most: int) -> bytes:
-        """The next line of at most `most` bytes; empty at the end of the stream. Raises InputError if it is longer."""
+        """Return the next line of at most `most` bytes; empty at the end of the stream. Raises InputError if it is
+        longer.
+        """
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
@@ -46,7 +50,7 @@ class Lines:
 
 
 class LineServer(Generic[C]):
-    """Answers orders, one at a time per connection.
+    """Answers clients' requests (orders), one at a time per connection.
 
     `admit` returns the caller behind a new connection, from which it may read lines first, or raises InputError or
     WorkError to refuse it. `answer` executes a line. `gone` is called once for each admitted caller, when its
@@ -61,23 +65,23 @@ class LineServer(Generic[C]):
         self._most, self._idle_s = most_bytes, idle_s
         self._servers: list[asyncio.AbstractServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle: set[asyncio.Task[None]] = set()  # tasks of connections that wait for an order
+        self._idle: set[asyncio.Task[None]] = set()  # tasks of connections that wait for a client's request
         self._closed = False
 
     async def listen(self, path: Path, mode: int) -> None:
-        """Listen on a unix socket. Raises WorkError if that fails."""
+        """Listen for clients on a unix socket. Raises WorkError if that fails."""
         path.unlink(missing_ok=True)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             made.bind(str(path))
-            os.chmod(path, mode)  # set before clients can connect, that is, before the server listens
+            os.chmod(path, mode)  # the mode is set before clients can connect, that is, before the server listens
             self._servers.append(await asyncio.start_unix_server(self._serve, sock=made, limit=CHUNK, backlog=1024))
         except OSError as error:
             made.close()
             raise WorkError(f"{path}: cannot listen: {error.strerror or error}") from None
 
     async def listen_loopback(self, port: int) -> int:
-        """Listen on a port of 127.0.0.1 (0: any free one) and return it. Raises WorkError if that fails."""
+        """Listen for clients on a port of 127.0.0.1 (0: any free one) and return it. Raises WorkError if that fails."""
         try:
             server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=CHUNK, backlog=128)
         except OSError as error:
@@ -109,7 +113,7 @@ class LineServer(Generic[C]):
                     await writer.drain()
             finally:
                 self._gone(caller)
-        # the line is too long; the connection is closed, since the beginning of the next line cannot be found
+        # a line was too long, so the connection is closed: the beginning of the next line cannot be found
         except InputError as error:
             writer.write(encode(failure(error)))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
@@ -120,7 +124,8 @@ class LineServer(Generic[C]):
             writer.close()
 
     def close(self) -> None:
-        """Stop listening, and end each connection: at once if idle, else after the answer to its current order."""
+        """Stop listening, and end each connection: at once if it is idle, else after the answer to its current request.
+        """
         self._closed = True
         for server in self._servers:
             server.close()

@@ -1,4 +1,5 @@
-"""JSON lines over sockets and pipes: an order `{"op": NAME, ...}` per line, an answer per line. Server: line_server.py.
+"""JSON lines over sockets and pipes: a client sends a request (order) `{"op": NAME, ...}` per line and gets an answer
+per line. Server: line_server.py.
 
 A failed order is answered by `{"error", "kind", "field", "file"}`, which the client raises again. `kind` is "work" or a
 key of `INPUT_ERRORS`.
@@ -26,7 +27,7 @@ from cotenant.core.errors import (
 
 LOG = logging.getLogger(__name__)
 Message = dict[str, Any]
-# "kind" of an answer -> the error, subclasses first
+# "kind" of an answer -> class of the error that the client raises, subclasses first
 INPUT_ERRORS: dict[str, type[InputError]] = {
     "taken": TakenNameError,
     "nothing to do": NothingToDoError,
@@ -36,12 +37,12 @@ INPUT_ERRORS: dict[str, type[InputError]] = {
 
 
 def encode(message: Message) -> bytes:
-    """A message as a line."""
+    """Return a message as a JSON line."""
     return json.dumps(message).encode() + b"\n"
 
 
 def order_of(line: bytes) -> Message:
-    """Parse an order. Raises InputError if the line is not one."""
+    """Parse a client's request (order). Raises InputError if the line is not one."""
     try:
         order = json.loads(line)
     except (ValueError, RecursionError):
@@ -52,8 +53,8 @@ def order_of(line: bytes) -> Message:
 
 
 def failure(error: Exception, server: str = "server") -> Message:
-    """The answer to a client's order (request) that failed with `error`. An unexpected exception is logged and does not
-    end the server.
+    """Return the answer to a client's order (request) that failed with `error`. An unexpected exception is logged and
+    does not end the server.
     """
     if isinstance(error, InputError):
         kind = next(name for name, type_ in INPUT_ERRORS.items() if isinstance(error, type_))
@@ -65,8 +66,9 @@ def failure(error: Exception, server: str = "server") -> Message:
 
 
 class LineClient:
-    """An open connection to a server at `where`. `who` names it in messages: the agent, the fleet. If the server
-    answers with an InputError or WorkError, the client raises it; LostServerError if no answer comes."""
+    """A client's open connection to a server at `where`. `who` names it in messages: the agent, the fleet. If the
+    server answers with an InputError or WorkError, the client raises it; LostServerError if no answer comes.
+    """
 
     def __init__(self, connection: socket.socket, who: str, where: str) -> None:
         self._socket = connection
@@ -74,7 +76,7 @@ class LineClient:
         self._peer = f"the {who} at {where}"
 
     def call(self, op: str, **order: Any) -> Message:
-        """Send one order and return the answer."""
+        """Send one request with the operation `op` to the server, and return its answer."""
         try:
             self._socket.sendall(encode({"op": op} | order))
             line = self._file.readline()
@@ -90,16 +92,16 @@ class LineClient:
         return answer
 
     def within(self, timeout_s: float) -> None:
-        """Time limit for all further answers."""
+        """Set the time limit for all further answers of the server."""
         self._socket.settimeout(timeout_s)
 
     def hang_up(self) -> None:
-        """End the connection, also while another thread waits for an answer."""
+        """End the connection to the server, even while another thread waits for an answer."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the server."""
         self._file.close()
         self._socket.close()
 
@@ -111,7 +113,7 @@ class LineClient:
 
 
 def serve_pipe(start: Callable[[], Callable[[Message], Message]]) -> None:
-    """Answer the orders on standard input until it ends: the main loop of a helper process.
+    """Answer the requests (orders) on standard input until it ends: the main loop of a helper process.
 
     `start` returns the function that answers. Both streams are reserved for this protocol: other output goes to
     standard error, and processes started meanwhile do not inherit the streams, so that the caller notices when this

@@ -17,7 +17,8 @@ from cotenant.core.errors import InputError
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-FORMAT_VARIABLE, LEVEL_VARIABLE = "COTENANT_LOG_FORMAT", "COTENANT_LOG_LEVEL"  # inherited by child processes
+# environment variables of these settings, which child processes inherit
+FORMAT_VARIABLE, LEVEL_VARIABLE = "COTENANT_LOG_FORMAT", "COTENANT_LOG_LEVEL"
 
 
 def configure(form: str | None = None, level: str | None = None) -> None:
@@ -39,7 +40,7 @@ def configure_short(command: str = "cotenant") -> None:
 
 
 class _Handler(logging.Handler):
-    """Writes to the current sys.stderr. A full disk or a closed pipe does not end the process."""
+    """A handler that writes to the current sys.stderr. A full disk or a closed pipe does not end the process."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError, ValueError):

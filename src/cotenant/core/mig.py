@@ -42,13 +42,13 @@ class SliceProfile:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
-    """One instance: its start on the memory-slot axis and its kind."""
+    """One MIG instance: its start on the memory-slot axis and its kind."""
 
     start: int
     kind: str
 
     def __str__(self) -> str:
-        """The notation `3g@4`, which `parse_placement` reads."""
+        """Return the notation `3g@4`, which `parse_placement` reads."""
         return f"{self.kind}@{self.start}"
 
 
@@ -61,7 +61,7 @@ def parse_placement(text: str) -> Placement:
 
 
 Layout = tuple[Placement, ...]  # the instances of a GPU, in the order of their places
-Multiset = tuple[str, ...]  # the kinds of instances, largest first
+Multiset = tuple[str, ...]  # the kinds of a GPU's instances without their places, largest first
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,20 @@ class Geometry:
 
     @property
     def every(self) -> dict[str, SliceProfile]:
-        """All profiles, including variants."""
+        """Return all profiles of MIG instances, including variants."""
         return self.profiles | self.variants
 
     @property
     def whole(self) -> Layout:
-        """The layout with one instance of the whole GPU (7g, or 4g on an A30)."""
+        """Return the layout with one instance of the whole GPU (7g, or 4g on an A30)."""
         return (Placement(0, self.kinds[0]),)
 
     def placements(self) -> tuple[Placement, ...]:
-        """Every placement of a single instance, by kind, then start."""
+        """Return every placement of a single instance, by kind, then start."""
         return tuple(Placement(s, p.kind) for p in self.profiles.values() for s in p.starts)
 
     def fits(self, layout: Iterable[Placement]) -> bool:
-        """Whether the instances can exist together."""
+        """Whether these instances can exist together on one GPU."""
         taken = compute = decoders = flow = 0
         count: dict[str, int] = {}
         for placement in layout:
@@ -122,13 +122,14 @@ class Geometry:
         return f"{profile.name if profile else placement.kind}@{placement.start}"
 
     def format(self, layout: Iterable[Placement]) -> str:
-        """The layout in full notation, `3g.40gb@0,2g.20gb@4`."""
+        """Return the layout in full notation, `3g.40gb@0,2g.20gb@4`."""
         return ",".join(self.name(p) for p in sorted(layout))
 
 
 @cache
 def geometry(gpu: str, *, double_memory: bool | None = None) -> Geometry:
-    """Geometry of a GPU of the catalog; `double_memory` overrides whether the double-memory 1g is offered.
+    """Return the MIG geometry of a GPU of the catalog; `double_memory` overrides whether the double-memory 1g is
+    offered.
 
     Raises InputError for a GPU without MIG.
     """
@@ -165,7 +166,7 @@ def geometry(gpu: str, *, double_memory: bool | None = None) -> Geometry:
 
 @cache
 def legal_layouts(geo: Geometry) -> tuple[Layout, ...]:
-    """Every legal set of instances including the empty one, each sorted by start; smaller sets first."""
+    """Return every legal set of instances including the empty one, each sorted by start; smaller sets first."""
     options = geo.placements()
     found: set[Layout] = set()
 
@@ -182,7 +183,9 @@ def legal_layouts(geo: Geometry) -> tuple[Layout, ...]:
 
 @cache
 def maximal_layouts(geo: Geometry) -> tuple[Layout, ...]:
-    """Placed layouts to which no instance can be added (19 on a seven-slice GPU, 78 with the double-memory 1g)."""
+    """Return the placed layouts to which no instance can be added (19 on a seven-slice GPU, 78 with the double-memory
+    1g).
+    """
     options = geo.placements()
     return tuple(
         layout
@@ -192,18 +195,20 @@ def maximal_layouts(geo: Geometry) -> tuple[Layout, ...]:
 
 
 def multiset(geo: Geometry, layout: Iterable[Placement]) -> Multiset:
-    """The kinds of a layout without placements, largest first."""
+    """Return the kinds of a layout without placements, largest first."""
     order = {kind: i for i, kind in enumerate(geo.every)}
     return tuple(sorted((p.kind for p in layout), key=order.__getitem__))
 
 
 def maximal_multisets(geo: Geometry) -> tuple[Multiset, ...]:
-    """Distinct multisets of the maximal layouts (14 on a seven-slice GPU, 38 with the double-memory 1g, 4 on A30)."""
+    """Return the distinct multisets of the maximal layouts (14 on a seven-slice GPU, 38 with the double-memory 1g, 4 on
+    A30).
+    """
     return tuple(dict.fromkeys(multiset(geo, layout) for layout in maximal_layouts(geo)))
 
 
 def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]:
-    """Maximal layouts that keep every running instance in place."""
+    """Return the maximal layouts that keep every running instance in place."""
     keep = set(running)
     if not geo.fits(keep):
         raise InputError(f"{geo.format(keep)} is not a legal set of instances on {geo.gpu}", field="running")
@@ -220,8 +225,8 @@ def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]
 
 
 def place(geo: Geometry, kinds: Sequence[str], keep: Iterable[Placement] = ()) -> Layout | None:
-    """A legal placement of these kinds that keeps as many of the instances in `keep` as possible. Among equally good
-    placements, the one closest to the given order on the axis of memory slots wins.
+    """Return a legal placement of these kinds that keeps as many of the instances in `keep` as possible. Among equally
+    good placements, the one closest to the given order on the axis of memory slots wins.
     """
     matches: set[Layout] = set()
 
@@ -244,7 +249,7 @@ def place(geo: Geometry, kinds: Sequence[str], keep: Iterable[Placement] = ()) -
 
 
 def kind_of(geo: Geometry, text: str) -> str:
-    """The kind named by `3`, `3g`, `1+`, `1g+`, `3g.40gb` or a full name of this GPU."""
+    """Return the kind of MIG instance that is named by `3`, `3g`, `1+`, `1g+`, `3g.40gb` or a full name of this GPU."""
     word = text.strip().lower().removeprefix("mig ")
     for profile in geo.every.values():
         if word in (profile.kind, profile.kind.replace("g", "", 1), profile.name, profile.also or profile.name):
@@ -260,7 +265,9 @@ def kind_of(geo: Geometry, text: str) -> str:
 
 @cache
 def every_name() -> frozenset[str]:
-    """Kinds and full names of the profiles of all catalogued GPUs, and the short forms of the kinds (`3`, `1+`)."""
+    """Return the kinds and full names of the profiles of all catalogued GPUs, and the short forms of the kinds (`3`,
+    `1+`).
+    """
     profiles = [p for name in TABLES for p in geometry(name, double_memory=True).every.values()]
     return frozenset(n for p in profiles for n in (p.kind, p.name, p.also, p.kind.replace("g", "", 1)) if n)
 

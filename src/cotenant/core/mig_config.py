@@ -1,4 +1,4 @@
-"""mig-parted's configuration files: named lists of rules that give GPUs a MIG mode and instances.
+"""Reads mig-parted's configuration files: named lists of rules that give GPUs a MIG mode and instances.
 
     version: v1
     mig-configs:
@@ -29,8 +29,8 @@ KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of a list. `devices`: indices of GPUs, None: all; `pci_ids`: 0xDDDDVVVV (device and vendor), None: any;
-    `profiles`: number of instances by profile.
+    """One rule of a named list of a mig-parted file. `devices`: indices of GPUs, None: all; `pci_ids`: 0xDDDDVVVV
+    (device and vendor), None: any; `profiles`: number of instances by profile.
     """
 
     devices: tuple[int, ...] | None
@@ -39,12 +39,12 @@ class Rule:
     profiles: dict[str, int]
 
     def addresses(self, index: int, pci_id: int) -> bool:
-        """Whether the rule applies to a GPU."""
+        """Whether the rule applies to the GPU of this index and PCI id."""
         return (self.devices is None or index in self.devices) and (self.pci_ids is None or pci_id in self.pci_ids)
 
     def layout(self, geo: Geometry, keep: Iterable[Placement] = ()) -> Layout:
-        """Placements of the rule's instances that keep existing instances in place. Raises InputError if the instances
-        do not fit on this GPU.
+        """Return placements of the rule's instances that keep existing instances in place. Raises InputError if the
+        instances do not fit on this GPU.
         """
         kinds = [kind_of(geo, name) for name, count in self.profiles.items() for _ in range(count)]
         order = {kind: i for i, kind in enumerate(geo.every)}
@@ -54,8 +54,9 @@ class Rule:
         return found
 
     def models(self) -> tuple[list[str], str]:
-        """Catalog models that support the rule, and why a model that the rule names does not support it (otherwise
-        empty)."""
+        """Return the catalog models that support the rule, and why a model that the rule names does not support it
+        (otherwise empty).
+        """
         named = None if self.pci_ids is None else [PCI_MODELS.get(i >> 16, "") for i in self.pci_ids]
         fit, why = [], ""
         for model in dict.fromkeys(named or TABLES):
@@ -73,7 +74,7 @@ class Rule:
 
 
 def read_mig_config(path: str | Path) -> dict[str, tuple[Rule, ...]]:
-    """The named lists of a file. Raises InputError with file, line and field."""
+    """Return the named lists of rules of a mig-parted file. Raises InputError with file, line and field."""
     source = read_yaml(path)
     with source.located():
         content = source.content
@@ -94,7 +95,7 @@ def read_mig_config(path: str | Path) -> dict[str, tuple[Rule, ...]]:
 
 
 def named_rules(lists: dict[str, tuple[Rule, ...]], name: str, path: str | Path) -> tuple[Rule, ...]:
-    """The list of that name; InputError lists the known names."""
+    """Return the rules of the list of that name; InputError lists the known names."""
     if name not in lists:
         raise InputError(f"has no list {name!r}; its lists are {', '.join(lists)}", file=path)
     return lists[name]
@@ -125,7 +126,7 @@ def _all_whole(values: Iterable[Any]) -> bool:
 
 
 def _filter(value: Any, where: str) -> tuple[int, ...] | None:
-    """PCI ids as numbers: `"0x233010DE"`, or unquoted, which YAML parses as a number."""
+    """Return PCI ids as numbers: `"0x233010DE"`, or unquoted, which YAML parses as a number."""
     words = value if isinstance(value, list) else [value] if value not in (None, "") else []
     found = []
     for word in words:

@@ -14,7 +14,8 @@ GIB = 1 << 30
 
 
 class Row(NamedTuple):
-    """One profile of one GPU: kind (`1g+` is the double-memory 1g), name, memory in GiB, SMs (None: not published).
+    """One profile of a MIG instance of one GPU: kind (`1g+` is the double-memory 1g), name, memory in GiB, SMs (None:
+    not published).
 
     `also`: the profile's name with other drivers.
     """
@@ -27,7 +28,8 @@ class Row(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The resources that a kind takes: compute slices, memory slots, allowed starts, `-lgip` id, largest number.
+    """The resources that a kind of MIG instance takes: compute slices, memory slots, allowed starts, `-lgip` id,
+    largest number.
 
     `engines`: video decoders and optical flow units, given only where they exclude other profiles.
     """
@@ -41,7 +43,7 @@ class Shape(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All profiles of one GPU; `double_memory`: whether `1g+` is offered by default.
+    """All profiles of MIG instances of one GPU; `double_memory`: whether `1g+` is offered by default.
 
     A shape without a row of its own is a variant of a row: `1g+me` is a variant of `1g`.
     """
@@ -88,8 +90,8 @@ TWELVE = {
 
 
 def _seven(rows: str, *, double_memory: bool = True, source: str) -> Table:
-    """A table of a GPU with seven compute slices. Rows are `name:GiB:SMs` in the order 7g 4g 3g 2g 1g+ 1g; a name may
-    be `name/alias`.
+    """Return the table of a GPU with seven compute slices. Rows are `name:GiB:SMs` in the order 7g 4g 3g 2g 1g+ 1g; a
+    name may be `name/alias`.
     """
     parsed = []
     for kind, text in zip(list(SEVEN)[:6], rows.split(), strict=True):

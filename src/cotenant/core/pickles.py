@@ -17,7 +17,7 @@ class _Exactly(Protocol):
 
 
 def frame(message: object) -> bytes:
-    """Encode a message."""
+    """Encode a message: the length of its pickle, then the pickle."""
     data = pickle.dumps(message)
     return _LENGTH.pack(len(data)) + data
 
@@ -41,7 +41,9 @@ async def receive(stream: _Exactly) -> Any:
 
 
 def take_streams() -> tuple[BinaryIO, Callable[[object], None]]:
-    """Standard input, and a function that writes a message to standard output; other output goes to standard error."""
+    """Return standard input, and a function that writes a message to standard output; other output goes to standard
+    error.
+    """
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 

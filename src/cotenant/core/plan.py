@@ -1,4 +1,5 @@
-"""Input and output of a job policy as plain data: Snapshot and Plan."""
+"""Input and output of a job policy as plain data: a Snapshot of jobs and cluster, and the Plan that is decided from it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Grant:
-    """A job's share: on node `nodes[i]` it holds `node_gpus[i]` GPUs (a fraction of one below 1).
+    """A job's share of the cluster: on node `nodes[i]` it holds `node_gpus[i]` GPUs (a fraction of one below 1).
 
     `cpus` (cores) and `memory_bytes` are totals over all nodes; `level`: number of the allotment of CPU and memory
     (policy/jobs/allotment.py); `speed`: relative to the proportional share on the reference GPU; `reserved`: whether a
@@ -53,7 +54,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Plan:
-    """The complete decision: which jobs run with which grants, which stop, and why the others wait."""
+    """The complete decision of a job policy: which jobs run with which grants, which stop, and why the others wait."""
 
     grants: tuple[Grant, ...]
     preempt: tuple[str, ...]

@@ -31,18 +31,18 @@ ACTIVITY: dict[str, float] = {
     "resnet-50": 0.87,  # 222 W
     "resnet50": 0.87,
     "res50": 0.87,
-    "imagenet": 0.87,  # ResNet-50 in Sia's trace
+    "imagenet": 0.87,  # value of ResNet-50, as Sia's trace names it
     "bert": 0.89,  # 226 W
     "deepspeech": 0.63,  # 171 W
     "shufflenet": 0.53,  # 149 W
     "ncf": 0.01,  # 38 W
     "recommendation": 0.01,
 }
-MEAN_ACTIVITY = 0.59  #: mean of the five, for all other models
+MEAN_ACTIVITY = 0.59  #: mean activity of the five workloads, used for all other models
 
 
 def watts(gpu: str) -> tuple[float, float] | None:
-    """Idle and maximum power of a catalog GPU in watts; None if no source has it."""
+    """Return the idle and maximum power of a catalog GPU in watts; None if no source has it."""
     if gpu in MEASURED_W:
         return MEASURED_W[gpu]
     board = BOARD_W.get(gpu)
@@ -50,6 +50,6 @@ def watts(gpu: str) -> tuple[float, float] | None:
 
 
 def activity(model: str) -> float:
-    """Activity of a model's jobs: the fraction of the range between idle and maximum power."""
+    """Return the activity of a model's jobs: the fraction of the range between idle and maximum power."""
     name = model.lower()
     return next((part for known, part in ACTIVITY.items() if known in name), MEAN_ACTIVITY)

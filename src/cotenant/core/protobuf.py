@@ -73,7 +73,7 @@ def classes(
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """The fields of a message that are set, as plain data. Values of enumerations are given by name."""
+    """Return the fields of a message that are set, as plain data. Values of enumerations are given by name."""
 
     def value(field: Any, one: Any) -> Any:
         if field.message_type is not None:

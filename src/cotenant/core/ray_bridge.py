@@ -24,12 +24,12 @@ from cotenant.core import logs
 
 BEAT_S = 0.5
 NAMESPACE = "cotenant"
-# outcomes of a call; FAILED: the code of the actor raised an error
+# outcomes of a call to Ray; FAILED: the code of the actor raised an error
 OK, FAILED, DEAD, AWAY = "ok", "failed", "dead", "away"
 
 
 class Bridge:
-    """Executes the calls of one process."""
+    """Executes the calls to Ray of one process."""
 
     def __init__(self, ray: Any, connection: Connection) -> None:
         self.ray, self.connection = ray, connection
@@ -58,7 +58,7 @@ class Bridge:
         self._slow.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, message: Any) -> None:
-        # OSError: the caller has closed the socket; `serve` ends then
+        # an OSError means that the caller has closed the socket; `serve` ends then
         with self._sending, contextlib.suppress(OSError):
             self.connection.send(message)
 
@@ -104,12 +104,12 @@ class Bridge:
 
 
 def first_line(error: BaseException | None) -> str:
-    """The first line of an error, shortened."""
+    """Return the first line of an error's text, shortened."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def main() -> None:
-    """Serve one process until it closes the socket."""
+    """Serve the process that started this one until it closes the socket."""
     logs.configure()
     connection: Connection = Connection(int(sys.argv[1]))
     address = connection.recv()
@@ -120,7 +120,8 @@ def main() -> None:
     except Exception as error:
         connection.send(f"cannot reach Ray at {address}: {first_line(error)}")
         return
-    # these signals often go to the whole process group, but this process must stay until the caller has ended its work
+    # these signals often go to the whole process group, but this process must keep running until the caller has ended
+    # its work
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection.send("")

@@ -22,15 +22,19 @@ from cotenant.core.ray_bridge import BEAT_S, DEAD, FAILED, OK
 LOG = logging.getLogger(__name__)
 BRIDGE = "cotenant.core.ray_bridge"
 CONNECT_S = 120.0
-SILENT_S = 20.0  # a bridge that is silent for longer has failed; this is more than any pause between two heartbeats
+# a bridge process that is silent for more seconds than this has failed; it is more than any pause between two
+# heartbeats
+SILENT_S = 20.0
 
 
 class FailedCallError(Exception):
-    """The code of the actor raised an error; actor and node are there."""
+    """Raised if the code of an actor raised an error, while the actor and its node still exist."""
 
 
 class LostCallError(Exception):
-    """No answer will come: the actor, its node or the connection is gone. `dead`: the actor will not come back."""
+    """Raised if no answer to a call will come: the actor, its node or the connection is gone. `dead`: the actor will
+    not come back.
+    """
 
     def __init__(self, why: str, *, dead: bool = False) -> None:
         super().__init__(why)
@@ -38,7 +42,8 @@ class LostCallError(Exception):
 
 
 class RayCluster:
-    """One connection, for any thread. Futures of calls raise FailedCallError or LostCallError."""
+    """One connection to a Ray cluster, for use by any thread. Futures of calls raise FailedCallError or LostCallError.
+    """
 
     def __init__(
         self,
@@ -48,7 +53,8 @@ class RayCluster:
         log: IO[bytes] | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
-        """Connect. WorkError if the cluster cannot be reached, or if `cancelled` is set meanwhile."""
+        """Connect to the Ray cluster. WorkError if the cluster cannot be reached, or if `cancelled` is set meanwhile.
+        """
         self.lost = threading.Event()
         self._closing = False
         self._numbers = itertools.count()
@@ -81,7 +87,7 @@ class RayCluster:
             return f"the process that connects to Ray at {address} ended at once: see its output above"
 
     def nodes(self) -> Future[list[dict[str, Any]]]:
-        """Living nodes as Ray describes them, by host name."""
+        """Return the living nodes as Ray describes them, by host name."""
         return self._order("nodes")
 
     def actor(self, name: str, class_: type, arguments: tuple[Any, ...], node: str, /, **options: Any) -> Future[None]:
@@ -93,11 +99,13 @@ class RayCluster:
         return self._order("call", actor, method, *arguments)
 
     def kill(self, actor: str) -> Future[None]:
-        """End an actor."""
+        """End an actor of the Ray cluster."""
         return self._order("kill", actor)
 
     def close(self, within_s: float = 0.0) -> None:
-        """End the connection. The process is killed if it has not ended after `within_s` seconds."""
+        """End the connection to the Ray cluster. The bridge process is killed if it has not ended after `within_s`
+        seconds.
+        """
         self._closing = True
         self._orders.put(None)
         try:
@@ -109,7 +117,7 @@ class RayCluster:
 
     def _order(self, *order: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        # cannot be cancelled: it always ends by an answer, or by the end of the connection
+        # this call cannot be cancelled: it always ends by an answer, or by the end of the connection
         future.set_running_or_notify_cancel()
         with self._lock:
             number = next(self._numbers)
@@ -157,7 +165,7 @@ class RayCluster:
 
 
 def _write(connection: Connection, orders: queue.SimpleQueue[Any]) -> None:
-    """Write in a thread, so that a process that hangs does not block the caller."""
+    """Write messages to the bridge process in a thread, so that a bridge that hangs does not block the caller."""
     with contextlib.suppress(OSError, ValueError):
         order = ()
         while order is not None:

@@ -13,8 +13,8 @@ MAX_BATCH = 1024
 MAX_GPUS = 1_000_000
 
 
-MOST_MODELS = 128  # largest number of models in one gpulet
-MOST_NAMED = 10  # a sentence names at most this many services
+MOST_MODELS = 128  # largest number of models on one gpulet (part of a GPU)
+MOST_NAMED = 10  # a sentence lists the names of at most this many services
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Seat:
-    """Placement of a service on a gpulet: its batch size per cycle and the rate assigned to it."""
+    """Placement of a service on a gpulet (a part of a GPU): its batch size per cycle and the rate assigned to it."""
 
     service: str
     model: str
@@ -73,7 +73,7 @@ class Gpulet:
         return f"{self.gpu}/{self.partition}/{self.slot}"
 
     def capacity_rps(self, seat: Seat) -> float:
-        """Requests per second of a placement: one batch per cycle."""
+        """Return the requests per second of a service's placement on this gpulet: one batch per cycle."""
         return seat.batch * 1000.0 / self.duty_ms
 
 
@@ -108,7 +108,7 @@ class ServingPlan:
 
     @property
     def unserved(self) -> str | None:
-        """A sentence with the services whose requests the plan does not all serve; None if there are none."""
+        """Return a sentence with the services whose requests the plan does not all serve; None if there are none."""
         if not self.left_out:
             return None
         names = [x.service for x in self.left_out]
@@ -123,7 +123,7 @@ class ServingPlan:
         return len({g.gpu for g in self.gpulets})
 
     def capacities(self) -> dict[str, float]:
-        """Requests per second that the plan provides for, by service."""
+        """Return the requests per second that the plan provides for, by service."""
         total: dict[str, float] = dict.fromkeys(self.rates_rps, 0.0)
         for let in self.gpulets:
             for seat in let.seats:
@@ -131,11 +131,11 @@ class ServingPlan:
         return total
 
     def headroom(self) -> dict[str, float]:
-        """Capacity divided by planned rate, by service."""
+        """Return for each service the capacity divided by the planned rate."""
         return {name: cap / self.rates_rps[name] for name, cap in self.capacities().items() if name in self.rates_rps}
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data for JSON; `from_dict` gives the same plan back."""
+        """Return the plan as plain data for JSON; `from_dict` gives the same plan back."""
         return {
             "planner": self.planner,
             "gpus": self.gpus,
@@ -164,7 +164,7 @@ class ServingPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], file: str = "plan") -> ServingPlan:
-        """Rebuild a plan from `to_dict`; InputError names what is missing or wrong."""
+        """Rebuild a serving plan from `to_dict`; InputError names what is missing or wrong."""
         from pydantic import TypeAdapter, ValidationError
 
         try:
@@ -223,11 +223,11 @@ class Application:
         return tuple(dict.fromkeys([*self.graph, *children]))
 
     def parents(self, stage: str) -> list[str]:
-        """Predecessors of a stage."""
+        """Return the stages of the application after which this stage starts."""
         return [s for s, children in self.graph.items() if stage in children]
 
     def order(self) -> list[str]:
-        """Stages in topological order; InputError if the graph has a cycle."""
+        """Return the application's stages in topological order; InputError if the graph has a cycle."""
         done: list[str] = []
         rest = list(self.stages)
         while rest:

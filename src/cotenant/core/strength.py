@@ -25,7 +25,7 @@ class Promise(enum.StrEnum):
 class Strength(enum.StrEnum):
     """What enforces a guaranteed property, strongest first. A tenant can circumvent only `shim` and what follows it."""
 
-    KERNEL = "kernel"  # the operating system, by the tenant's cgroup
+    KERNEL = "kernel"  # the operating system's kernel, by the tenant's cgroup
     DRIVER = "driver"  # NVIDIA's kernel driver
     HARDWARE = "hardware"  # the GPU, configured from outside the tenant
     SERVER = "server"  # a process through which the tenant's work passes, such as an MPS server
@@ -34,7 +34,7 @@ class Strength(enum.StrEnum):
 
     @property
     def rank(self) -> int:
-        """Rank of the enforcement; 0 is the strongest."""
+        """Return the rank of what enforces the property; 0 is the strongest."""
         return list(Strength).index(self)
 
     def at_least(self, demanded: Strength) -> bool:
@@ -46,7 +46,7 @@ DEMANDABLE = tuple(each for each in Strength if each is not Strength.NOTHING)
 
 
 def strength_named(text: object, **where: Any) -> Strength:
-    """A strength that can be demanded. Raises InputError for other words."""
+    """Return the Strength that a user demands by this word. Raises InputError for other words."""
     if text not in DEMANDABLE:
         raise InputError(f"{str(text)[:40]!r} is not one of {', '.join(DEMANDABLE)}", **where)
     return Strength(str(text))

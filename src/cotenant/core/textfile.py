@@ -12,7 +12,7 @@ from cotenant.core.errors import InputError
 
 
 def read_text(path: str | Path, field: str | None = None) -> str:
-    """The content of a file in UTF-8, with or without a mark at its beginning. `field`: the option that names it."""
+    """Return the content of a file in UTF-8, with or without a byte order mark. `field`: the option that names it."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -22,7 +22,8 @@ def read_text(path: str | Path, field: str | None = None) -> str:
 
 
 def csv_rows(path: str | Path, least: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each row, without empty rows. A row needs `least` cells or more."""
+    """Produce line number and cells of each row of a CSV file, without empty rows. A row needs `least` cells or more.
+    """
     reader = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
         for row in reader:
@@ -38,7 +39,7 @@ def csv_rows(path: str | Path, least: int = 1) -> Iterator[tuple[int, list[str]]
 
 
 def csv_columns(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and cells by column of each row below the header, which must name all of `columns`."""
+    """Produce line number and cells by column of each row below the header, which must name all of `columns`."""
     rows = csv_rows(path)
     line, header = next(rows, (1, []))
     missing = [name for name in columns if name not in header]
@@ -51,7 +52,7 @@ def csv_columns(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[int,
 def cell_number(
     text: str, path: str | Path, line: int, field: str, *, least: float = -math.inf, above: float = -math.inf
 ) -> float:
-    """The finite number in a cell, which must be above `above` and at least `least`."""
+    """Return the finite number in a cell, which must be above `above` and at least `least`."""
     try:
         value = float(text)
     except ValueError:

@@ -46,14 +46,16 @@ def _split(text: str | float, field: str | None, example: str) -> tuple[float, s
 
 
 def _finite(number: float, text: str | float, field: str | None) -> float:
-    """Return the number. Raises InputError if it became infinite when it was multiplied by its unit."""
+    """Return the number. Raises InputError if the number became infinite when it was multiplied by its unit."""
     if not math.isfinite(number):
         raise InputError(f"{str(text)[:40]!r} is not a finite number", field=field)
     return number
 
 
 def parse_bytes(text: str | float, field: str | None = None) -> int:
-    """Bytes from "40GiB", "500 GB", "8Gi" or a plain number of bytes. Decimal and binary units differ, as in SI/IEC."""
+    """Return the bytes that a text states: "40GiB", "500 GB", "8Gi" or a plain number of bytes. Decimal and binary
+    units differ, as in SI/IEC.
+    """
     number, unit = _split(text, field, "40GiB or 500GB")
     if unit and unit.upper() not in _BYTES:
         raise InputError(f"unknown memory unit {unit!r} in {text!r}; write it like 40GiB or 500GB", field=field)
@@ -61,7 +63,7 @@ def parse_bytes(text: str | float, field: str | None = None) -> int:
 
 
 def parse_memory(text: str | float, field: str | None = None) -> int:
-    """Bytes of a memory limit: the unit is required, and the amount must be at least LEAST_MEMORY_BYTES.
+    """Return the bytes of a memory limit: the unit is required, and the amount must be at least LEAST_MEMORY_BYTES.
 
     Raises InputError for a number without unit, which could be bytes, MiB or GiB, and for amounts too small for any
     program, which indicate a wrong unit ("8KB").
@@ -80,19 +82,20 @@ def parse_memory(text: str | float, field: str | None = None) -> int:
 
 
 def parse_memory_or_zero(text: str | float, field: str | None = None) -> int:
-    """Like `parse_memory`, but 0 is allowed and needs no unit."""
+    """Parse a memory limit like `parse_memory`, but 0 is allowed and needs no unit."""
     return 0 if _split(text, field, "8GiB or 500MB")[0] == 0 else parse_memory(text, field)
 
 
 def meant(number: float, large: str, small: str) -> str:
-    """The memory that a number without unit probably means, as text: GiB if it is small, then MiB, then bytes."""
+    """Return the memory that a number without unit probably means, as text: GiB if it is small, then MiB, then bytes.
+    """
     if number >= 1 << 20:
         return f"{number / (1 << 20):.12g}{small}"
     return f"{number:.12g}{large if number < 1024 else small}"
 
 
 def parse_seconds(text: str | float, field: str | None = None) -> float:
-    """Seconds from "5min", "300s", "250ms", "1.5h", "2d" or a plain number of seconds."""
+    """Return the seconds that a text states: "5min", "300s", "250ms", "1.5h", "2d" or a plain number of seconds."""
     number, unit = _split(text, field, "300s, 5min or 1.5h")
     if unit and unit not in _SECONDS:
         raise InputError(f"unknown time unit {unit!r} in {text!r}; write it like 300s, 5min or 1.5h", field=field)
@@ -100,7 +103,7 @@ def parse_seconds(text: str | float, field: str | None = None) -> float:
 
 
 def parse_fraction(text: str | float, field: str | None = None, *, most: float = 1.0) -> float:
-    """Fraction from "30%" or 0.3, at most `most`."""
+    """Return the fraction that a text states: "30%" or 0.3, at most `most`."""
     number, unit = _split(text, field, "30% or 0.3")
     if unit not in ("", "%"):
         raise InputError(f"unknown unit {unit!r} in {text!r}; write it like 30% or 0.3", field=field)
@@ -112,7 +115,7 @@ def parse_fraction(text: str | float, field: str | None = None, *, most: float =
 
 
 def parse_rate_per_s(text: str | float, field: str | None = None) -> float:
-    """Events per second from "8/h", "2/min", "0.5/s" or a plain number per second."""
+    """Return the events per second that a text states: "8/h", "2/min", "0.5/s" or a plain number per second."""
     if isinstance(text, str) and "/" in text:
         number_text, _, unit = text.partition("/")
         number, own_unit = _split(number_text, field, "8/h")
@@ -126,12 +129,14 @@ def parse_rate_per_s(text: str | float, field: str | None = None) -> float:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun: 1 job, 12,345 jobs; `many` if the plural is not `one` + s."""
+    """Return a count with its noun: 1 job, 12,345 jobs; `many` if the plural is not `one` + s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_memory(n: int) -> str:
-    """Memory for users: in binary units if that gives a whole number, else in decimal ones: 1 TiB, 768 GiB, 62.5 GB."""
+    """Return an amount of memory as text for users: in binary units if that gives a whole number, else in decimal ones:
+    1 TiB, 768 GiB, 62.5 GB.
+    """
     for power, unit in ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB")):
         if n >= power and n % power == 0:
             return f"{n // power:,} {unit}"
@@ -140,7 +145,7 @@ def format_memory(n: int) -> str:
 
 
 def format_bytes(n: float) -> str:
-    """Bytes for users, in binary units: 1.5 GiB."""
+    """Return a number of bytes as text for users, in binary units: 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(n) < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -149,12 +154,13 @@ def format_bytes(n: float) -> str:
 
 
 def sms_text(sms: Mapping[str, int] | None) -> str:
-    """A tenant's SMs in words, from the numbers `reserved` for it, `at_most` allowed, and `seen` by its processes (0:
-    not known); empty if there is no number.
+    """Return a tenant's SMs in words, from the numbers `reserved` for it, `at_most` allowed, and `seen` by its
+    processes (0: not known); empty if there is no number.
     """
     if not sms or not sms["at_most"]:
         return ""
-    # `at_most` ignores the steps in which the driver allots SMs; the number that a program sees is exact
+    # the limit `at_most` does not consider the steps in which the driver allots SMs; the number that a program sees is
+    # exact
     most = min(sms["at_most"], sms.get("seen") or sms["at_most"])
     if sms["reserved"] >= most:
         return f"{sms['reserved']} SMs reserved"
@@ -162,12 +168,12 @@ def sms_text(sms: Mapping[str, int] | None) -> str:
 
 
 def format_ms(ms: float) -> str:
-    """Milliseconds to one decimal, without a trailing zero: 108, 376.9."""
+    """Return milliseconds as text to one decimal, without a trailing zero: 108, 376.9."""
     return f"{round(ms, 1):.12g}"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for users: 350 ms, 42 s, 5.2 min, 3.1 h, 2.4 d."""
+    """Return a duration as text for users: 350 ms, 42 s, 5.2 min, 3.1 h, 2.4 d."""
     size = abs(seconds)
     if size < 1:
         return f"{seconds * 1e3:.0f} ms"

@@ -26,8 +26,8 @@ class Jobs:
     """
 
     id: Names  #: str, unique
-    arrival_s: Floats  #: seconds from the start of the trace, >= 0
-    gpus: Floats  #: whole numbers >= 1 (a gang), or a fraction of one GPU below 1
+    arrival_s: Floats  #: time at which the job arrives, in seconds from the start of the trace, >= 0
+    gpus: Floats  #: number of GPUs: whole numbers >= 1, or a fraction of one GPU below 1
     duration_s: Floats  #: run time alone at the GPU-proportional share, seconds
     iterations: Floats  #: amount of work in training iterations; given instead of, or in addition to, duration_s
     model: Names  #: str, name of a profile
@@ -35,7 +35,7 @@ class Jobs:
     priority: Ints  #: a job with a larger priority runs first
     cpus: Floats  #: most CPU cores that the whole job can use; NaN: from its profile
     memory_bytes: Floats  #: most memory that the whole job can use; NaN: from its profile
-    deadline_s: Floats  #: in seconds from the start of the trace
+    deadline_s: Floats  #: latest time at which the job should end, in seconds from the start of the trace
     gpu_models: Names  #: str, GPU models on which it can run, "|"-separated; "" any
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Jobs:
 
     @classmethod
     def build(cls, n: int, **columns: Any) -> Jobs:
-        """Jobs from the given columns of length n; the others are filled as "not stated"."""
+        """Build jobs from the given columns of length n; the others are filled as "not stated"."""
         nan = np.full(n, np.nan)
         texts = {"id", "model", "tenant", "gpu_models"}
         filled: dict[str, Any] = {}
@@ -62,7 +62,7 @@ class Jobs:
         return cls(**filled)
 
     def take(self, rows: NDArray[Any] | slice) -> Jobs:
-        """The jobs of the given rows (indices, a mask or a slice), in that order."""
+        """Return the jobs of the given rows (indices, a mask or a slice), in that order."""
         return Jobs(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
@@ -76,17 +76,18 @@ class Trace:
     left_out: dict[str, int] = field(default_factory=dict)  #: reason -> rows
     remarks: list[str] = field(default_factory=list)  #: sentences, such as "1,203 rows were out of order and sorted"
     seed: int | None = None
-    line_of: Callable[[str], int | None] = field(default=lambda job: None)  #: line in the file, by job id
+    #: returns a job's line in the file from its id
+    line_of: Callable[[str], int | None] = field(default=lambda job: None)
 
     def __repr__(self) -> str:
         return f"<trace of {len(self.jobs):,} jobs from {self.source or 'no file'}>"
 
     def wrong(self, job: str, field: str, message: str) -> InputError:
-        """An InputError about one of the jobs, with file, line and field."""
+        """Return an InputError about one of the jobs, with file, line and field."""
         return InputError(message, file=self.source or None, line=self.line_of(job), field=field)
 
     def require_jobs(self) -> Trace:
-        """This trace; InputError if no jobs are left, with the reasons."""
+        """Return this trace; InputError if no jobs are left, with the reasons."""
         if len(self.jobs) == 0:
             why = "; ".join(f"{n} {reason}" for reason, n in self.left_out.items())
             raise InputError(f"the trace has no jobs to run{f' ({why})' if why else ''}", file=self.source)

@@ -49,7 +49,9 @@ class YamlFile:
 
 
 def parse_yaml(text: str, file: str | Path | None = None) -> YamlFile:
-    """The single document of a text. Raises InputError with its line if it is not YAML or has duplicate keys."""
+    """Parse the single YAML document of a text. Raises InputError with the line if the text is not YAML or has
+    duplicate keys.
+    """
     documents = parse_documents(text, file)
     if len(documents) > 1:
         raise InputError("holds several documents (---); one is expected", file=file)
@@ -57,7 +59,7 @@ def parse_yaml(text: str, file: str | Path | None = None) -> YamlFile:
 
 
 def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]:
-    """All documents of a text, each read as by `parse_yaml`."""
+    """Parse all YAML documents of a text, each read as by `parse_yaml`."""
     import yaml
 
     name = None if file is None else str(file)
@@ -85,7 +87,7 @@ def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]
 
 
 def read_yaml(path: str | Path) -> YamlFile:
-    """The single document of a file. Raises InputError if it cannot be read, or as `parse_yaml` does."""
+    """Read the single YAML document of a file. Raises InputError if it cannot be read, or as `parse_yaml` does."""
     return parse_yaml(read_text(path), path)
 
 

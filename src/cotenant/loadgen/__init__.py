@@ -1,4 +1,6 @@
-"""The load generator: schedules, senders, results, experiments."""
+"""The load generator: schedules of requests, their senders, results, and experiments that compare them with
+simulations.
+"""
 
 from cotenant.core.extras import require
 

@@ -70,7 +70,7 @@ class ExperimentFile(Strict):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A validated experiment. `content` is its services file; `path` is the base of relative paths in it."""
+    """A validated experiment file. `content` is its services file; `path` is the base of relative paths in it."""
 
     name: str
     raw: ExperimentFile
@@ -80,12 +80,12 @@ class Experiment:
 
     @property
     def duration_s(self) -> float:
-        """Duration of the load."""
+        """Return the duration of the load in seconds."""
         return parse_seconds(self.raw.duration, field="duration")
 
 
 def shipped() -> dict[str, str]:
-    """The experiments that come with the package: name -> title."""
+    """Return the experiments that come with the package, as name -> title."""
     found = {}
     for entry in sorted(resources.files("cotenant.loadgen").joinpath("mixes").iterdir(), key=lambda x: x.name):
         if entry.name.endswith(".yaml"):
@@ -137,7 +137,7 @@ def _checked(path: Path, raw: ExperimentFile, factor: float) -> Experiment:
 
 
 def load_services(experiment: Experiment) -> tuple[LoadService, ...]:
-    """The services and arrivals that the experiment sends."""
+    """Return the services and arrivals that the experiment sends."""
     load, deployment = experiment.raw.load, experiment.deployment
     factor = parse_factor(load.rate)
     made = []
@@ -150,7 +150,7 @@ def load_services(experiment: Experiment) -> tuple[LoadService, ...]:
 
 
 class ServerProcess:
-    """`cotenant serve` as a process, from ready to stopped."""
+    """`cotenant serve` as a process, from its start to its end."""
 
     def __init__(self, services: Path, arguments: Sequence[str], log: Path) -> None:
         self.log = log
@@ -172,7 +172,7 @@ class ServerProcess:
         self.addresses = json.loads(line)
 
     def last_words(self) -> str:
-        """The last line that the server wrote to standard error."""
+        """Return the last line that the server wrote to standard error."""
         lines = [x for x in self.log.read_text(errors="replace").splitlines() if x.strip()]
         return lines[-1].removeprefix("cotenant: ") if lines else f"server ended with code {self.process.returncode}"
 
@@ -188,7 +188,7 @@ class ServerProcess:
 
 
 def make_plan(problem: Problem, seed: int) -> ServingPlan:
-    """The plan for a run without replanning, verified by simulation."""
+    """Return the serving plan for a run without replanning, verified by simulation."""
     from cotenant.policy.serving.packing.planners import Packer
     from cotenant.sim.serving.verify import plan_verified
 
@@ -213,7 +213,9 @@ class Outcome:
     server_code: int
 
     def summary(self) -> dict[str, Any]:
-        """The result for JSON: the live run as `cotenant load` reports it, the simulated run, and their differences."""
+        """Return the experiment's result for JSON: the live run as `cotenant load` reports it, the simulated run, and
+        their differences.
+        """
         live = self.result.summary()
         out: dict[str, Any] = {"title": self.experiment.raw.title, **live, "server_exit_code": self.server_code}
         if self.plan is not None:
@@ -232,8 +234,9 @@ def run_experiment(
     experiment: Experiment, out: Path, tell: Callable[[Sequence[Progress]], None] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:  # fmt: skip
-    """Run the experiment: start the server, send the load, stop the server, and simulate. Files in `out`:
-    services.yaml, plan.json, logs of client and server, GPUs in use."""
+    """Run an experiment: start the server, send the load, stop the server, and simulate. Files in `out`: services.yaml,
+    plan.json, logs of client and server, GPUs in use.
+    """
     out.mkdir(parents=True, exist_ok=True)
     raw = experiment.raw
     services = _written(experiment, out)
@@ -267,7 +270,7 @@ def run_experiment(
 
 
 def _written(experiment: Experiment, out: Path) -> Path:
-    """Write the services file of the run, with absolute paths."""
+    """Write the services file of the experiment's run, with absolute paths."""
     content = json.loads(json.dumps(experiment.content))
     base = experiment.path.parent.resolve()
     if isinstance(content.get("models"), str):
@@ -284,7 +287,7 @@ def _written(experiment: Experiment, out: Path) -> Path:
 
 
 def simulate(experiment: Experiment, problem: Problem, plan: ServingPlan) -> dict[str, Any] | None:
-    """Simulate the same rates and arrivals on the same plan; None if rates change in steps."""
+    """Simulate the experiment's rates and arrivals on its plan; None if rates change in steps."""
     from cotenant.sim.serving.engine import Scenario, run
 
     load = experiment.raw.load

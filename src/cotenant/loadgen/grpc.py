@@ -38,11 +38,12 @@ class GrpcPayload:
         for x in inputs:
             back.inputs.add(name=x.name, datatype=x.datatype, shape=x.shape)
         if deadline_ms is not None:
-            back.parameters["timeout"].int64_param = round(deadline_ms * 1000)  # the protocol's unit is microseconds
+            # the protocol's unit of the timeout is microseconds
+            back.parameters["timeout"].int64_param = round(deadline_ms * 1000)
         self._back: bytes = back.SerializeToString()
 
     def request(self, index: int) -> bytes:
-        """The message of request number `index`. Field 3 is the id."""
+        """Return the message of request number `index`. Field 3 is the id."""
         return self._front + b"\x1a\x08%08x" % (index & 0xFFFFFFFF) + self._back
 
     def belongs(self, index: int, answer: bytes) -> bool:
@@ -51,14 +52,14 @@ class GrpcPayload:
             return True
         try:
             found = self._answer.FromString(answer)
-        # the exception is one of protobuf's own, whose class is not known before protobuf is imported
+        # the exception has one of protobuf's own classes, which are not known before protobuf is imported
         except Exception:
             raise ValueError("not a protobuf message") from None
         return found.model_name in ("", self.model) and found.id in ("", "%08x" % (index & 0xFFFFFFFF))
 
 
 def header_block(target: Target, method: str) -> bytes:
-    """The headers of a call."""
+    """Return the HTTP/2 headers of a gRPC call."""
     scheme = b"https" if target.scheme == "grpcs" else b"http"
     pairs = [
         (b":method", b"POST"), (b":scheme", scheme), (b":path", (SERVICE + method).encode()),
@@ -71,7 +72,7 @@ def header_block(target: Target, method: str) -> bytes:
 
 
 def envelope(message: bytes) -> bytes:
-    """Frame a message for gRPC: a byte for "not compressed", then its length."""
+    """Frame a message for gRPC: a byte for "not compressed", then the message's length, then the message."""
     return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
@@ -88,7 +89,9 @@ def connect(target: Target) -> socket.socket:
 
 
 def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
-    """Make one call and wait for it; returns status, status message and answer. WorkError if there is no answer."""
+    """Make one gRPC call and wait for its answer; return status, status message and answer. WorkError if there is no
+    answer.
+    """
     client = Http2Client()
     try:
         with connect(target) as channel:
@@ -110,7 +113,7 @@ def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
 
 
 def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """A model's inputs, as its server reports them."""
+    """Return a model's inputs, as its server reports them."""
     question = classes()["ModelMetadataRequest"](name=model).SerializeToString()
     status, text, answer = call(target, "ModelMetadata", question)
     if status in (NOT_FOUND, INVALID_ARGUMENT):
@@ -124,7 +127,7 @@ def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, .
 
 
 class Channel:
-    """One connection with many concurrent calls."""
+    """One gRPC connection with many concurrent calls."""
 
     def __init__(self, owner: GrpcTransport) -> None:
         self.owner = owner
@@ -138,18 +141,20 @@ class Channel:
         owner.loop.watch(self.fd, self.ready)
 
     def room(self) -> bool:
-        """Whether another call may start."""
+        """Whether another call may start on this connection."""
         return self.fd >= 0 and not self.client.going_away and len(self.calls) < self.client.most_streams
 
     def begin(self, index: int, svc: int, message: bytes) -> int:
-        """Start a call; returns its stream."""
+        """Start a call on this connection; return the number of its stream."""
         stream = self.client.request(self.owner.block, envelope(message))
         self.calls[stream] = (index, svc)
         self.flush()
         return stream
 
     def flush(self) -> None:
-        """Send as much as the kernel accepts; the rest is sent when the socket is writable again."""
+        """Send as much of the connection's data as the kernel accepts; the rest is sent when the socket is writable
+        again.
+        """
         out = self.client.out
         try:
             while out:
@@ -164,7 +169,7 @@ class Channel:
             self.owner.loop.rewatch(self.fd, select.EPOLLIN | (select.EPOLLOUT if out else 0))
 
     def ready(self, events: int) -> None:
-        """Handle a readable or writable socket."""
+        """Handle the connection's socket when it is readable or writable."""
         while events & ~select.EPOLLOUT and self.fd >= 0:
             try:
                 data = self.socket.recv(RECEIVE)

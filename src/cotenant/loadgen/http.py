@@ -1,4 +1,4 @@
-"""Requests over HTTP/1.1: connections are kept and reused, with one request at a time, and opened on demand."""
+"""Sends requests over HTTP/1.1. Connections are opened on demand, kept and reused, with one request at a time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Parser:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> _Answer | None:
-        """The next answer; None until it is complete. Raises ValueError for bytes that are not HTTP."""
+        """Parse received bytes. Returns the next answer; None until it is complete. Raises ValueError for bytes that
+        are not HTTP.
+        """
         buffer = self._buffer
         buffer += data
         if len(buffer) < self._need:
@@ -95,7 +97,7 @@ class Parser:
 
 
 class Connection:
-    """One socket; `index` is the request that it carries, or FREE."""
+    """One HTTP connection; `index` is the request that it carries, or FREE."""
 
     def __init__(self, owner: HttpTransport) -> None:
         self.owner = owner
@@ -108,7 +110,9 @@ class Connection:
         owner.loop.watch(self.fd, self.ready, select.EPOLLIN | (select.EPOLLOUT if self.connecting else 0))
 
     def send(self, index: int, svc: int, data: bytes) -> None:
-        """Send a request; bytes that the kernel does not accept now are sent when the socket is writable."""
+        """Send a request on this connection; bytes that the kernel does not accept now are sent when the socket is
+        writable.
+        """
         self.index, self.svc = index, svc
         if self.connecting:
             self.out = data
@@ -126,7 +130,7 @@ class Connection:
             self.owner.loop.rewatch(self.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def ready(self, events: int) -> None:
-        """Handle a readable or writable socket."""
+        """Handle the connection's socket when it is readable or writable."""
         if self.connecting:
             self._connected()
             if self.fd < 0:
@@ -139,7 +143,7 @@ class Connection:
             self._pull()
 
     def _connected(self) -> None:
-        """Handle the end of a connection attempt, and send the request that waited for it."""
+        """Handle the success or failure of connecting, and send the request that waited for it."""
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self.owner.broken(self, OSError(code, os.strerror(code)))
@@ -214,8 +218,9 @@ class HttpTransport:
         self.peer: tuple[int, Any] | None = None
 
     def connect(self) -> tuple[socket.socket, bool]:
-        """A non-blocking socket, and whether it is still connecting. The first connections, and those with TLS, are
-        established before return, so that a missing server is noticed before requests are sent. OSError: refused.
+        """Return a new non-blocking socket, and whether it is still connecting. The first connections, and those with
+        TLS, are established before return, so that a missing server is noticed before requests are sent. OSError:
+        refused.
         """
         if self.peer is not None and self.context is None:
             made = socket.socket(self.peer[0], socket.SOCK_STREAM)
@@ -270,7 +275,7 @@ class HttpTransport:
         connection.send(index, svc, self.data(index, svc))
 
     def data(self, index: int, svc: int) -> bytes:
-        """Head and body of a request."""
+        """Return head and body of request number `index`."""
         return self.payloads[svc].request(index)
 
     def answered(self, connection: Connection, answer: _Answer) -> None:
@@ -283,8 +288,8 @@ class HttpTransport:
         del self.busy[index]
         connection.index = FREE
         if answer.close or connection.parser or connection.out:
-            # there are bytes after the answer, or the answer came before the request was sent, so the connection is not
-            # reused
+            # there are bytes after the answer, or the answer came before the request was sent; either way, the
+            # connection is not reused
             self.loop.stray += bool(connection.parser)
             self._drop(connection)
         else:

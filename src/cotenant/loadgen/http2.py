@@ -39,7 +39,7 @@ Headers = dict[bytes, bytes]
 
 @dataclass
 class Stream:
-    """One request that is not answered yet. `headers`: all received headers, including trailers."""
+    """One HTTP/2 stream, a request that is not answered yet. `headers`: all received headers, including trailers."""
 
     number: int
     window: int
@@ -50,8 +50,9 @@ class Stream:
 
 
 class Http2Client:
-    """State of one connection. `out`: the bytes that the socket should send. Raises ValueError if the peer does not
-    speak HTTP/2."""
+    """State of one HTTP/2 connection. `out`: the bytes that the socket should send. Raises ValueError if the peer does
+    not speak HTTP/2.
+    """
 
     def __init__(self) -> None:
         from hpack import Decoder
@@ -74,7 +75,8 @@ class Http2Client:
         self._block: tuple[int, int, bytearray] | None = None
 
     def request(self, block: bytes, body: bytes) -> int:
-        """Start a stream and return its number. The body is sent as far as flow control allows."""
+        """Start a stream for a request and return its number. The request's body is sent as far as flow control allows.
+        """
         number, self._next = self._next, self._next + 2
         self.out += frame(HEADERS, END_HEADERS, number, block)
         stream = self.streams[number] = Stream(number, self._stream_window, body)
@@ -83,12 +85,12 @@ class Http2Client:
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a stream."""
+        """Cancel a stream, so that the server need not answer its request."""
         if self.streams.pop(number, None) is not None:
             self.out += frame(RST_STREAM, 0, number, struct.pack(">I", 8))
 
     def _push(self, stream: Stream) -> bool:
-        """Send as much of the body as flow control allows; returns whether that was all."""
+        """Send as much of the stream's body as flow control allows; returns whether that was all."""
         while True:
             size = min(len(stream.unsent), self._window, stream.window, self._frame)
             if size <= 0 and stream.unsent:
@@ -109,7 +111,7 @@ class Http2Client:
                 self._blocked.append(number)
 
     def feed(self, data: bytes) -> list[Stream]:
-        """Process received bytes; returns the streams that have ended."""
+        """Process bytes that the connection received; return the streams that have ended."""
         buffer = self._buffer
         buffer += data
         ended: list[Stream] = []

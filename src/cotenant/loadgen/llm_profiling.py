@@ -37,8 +37,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Profiling:
-    """Settings of a measurement. `most_tokens`: the engine's limit for one request; `kv_tokens`: limit for all requests
-    that are sent at once."""
+    """Settings of the measurement of an engine. `most_tokens`: the engine's limit for one request; `kv_tokens`: limit
+    for all requests that are sent at once.
+    """
 
     target: Target
     model: str
@@ -49,7 +50,7 @@ class Profiling:
     seed: int = 0
 
     def cells(self) -> list[Cell]:
-        """All cells that the engine can run."""
+        """Return all cells (combinations of batch and prompt length) that the engine can run."""
         found = [Cell(p, 1, False) for p in PROMPTS if p + 1 <= self.most_tokens]
         for batch in BATCHES:
             for prompt in CONTEXTS:
@@ -116,7 +117,7 @@ def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:
 
 
 def limits(target: Target, model: str) -> int | None:
-    """The longest request by the engine's own report, None if it reports none."""
+    """Return the largest number of tokens of a request that the engine reports; None if it reports none."""
     _, content = replace(target, prefix=target.prefix.removesuffix("/v1")).ask("/v1/models")
     try:
         rows = {row["id"]: row.get("max_model_len") for row in content["data"]}

@@ -1,5 +1,5 @@
-"""The sender's loop. Requests leave at their scheduled times, even if earlier ones are not answered yet; latencies
-count from these times.
+"""The event loop of a sender of requests. Requests leave at their scheduled times, even if earlier ones are not
+answered yet; latencies count from these times.
 
 One thread, epoll and a kernel timer: asyncio's timers have a resolution of a millisecond, which at thousands of
 requests per second would dominate the measurement. The delay of each request's sending is recorded, never corrected.
@@ -19,27 +19,30 @@ from typing import Protocol
 
 from cotenant.loadgen.schedule import Schedule
 
-# codes of outcomes, as in metrics.serving.OUTCOMES; LATE is assigned only after the run
+# codes of requests' outcomes, as in metrics.serving.OUTCOMES; LATE is assigned only after the run
 OK, LATE, DROPPED, FULL, FAILED = 1, 2, 3, 4, 0
-BURST = 32  # after this many requests, the loop looks for answers
+BURST = 32  # after it has sent this many requests, the loop looks for answers
 RETRY_S = 0.005  # a closed-loop client waits this long after a refused request
 
 
 class Transport(Protocol):
-    """Interface of a protocol: sends request `index` for service `svc`, and calls `Loop.finish` when the request has
-    ended."""
+    """Interface of a protocol by which a sender's loop sends requests: sends request `index` for service `svc`, and
+    calls `Loop.finish` when the request has ended.
+    """
 
     def open(self, loop: Loop) -> None:
-        """Connect, and register file descriptors by the loop's `watch`."""
+        """Connect to the server, and register file descriptors by the loop's `watch`."""
 
     def send(self, index: int, svc: int) -> None:
         """Send a request now, or as soon as a connection is free."""
 
     def expire(self, index: int) -> None:
-        """Cancel a request that has waited too long. After that, `Loop.finish` must not be called for the request."""
+        """Cancel a request that has waited too long for its answer. After that, `Loop.finish` must not be called for
+        the request.
+        """
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections to the server."""
 
 
 class Timer:
@@ -56,23 +59,25 @@ class Timer:
         self._pointer = ctypes.byref(self._spec)
 
     def at(self, when_s: float) -> None:
-        """Wake once at this time."""
+        """Set the timer so that it wakes epoll once, at this time of the monotonic clock."""
         whole = int(when_s)
         self._spec[2], self._spec[3] = whole, int((when_s - whole) * 1e9)
-        self._settime(self.fd, 1, self._pointer, None)  # flag 1: the expiry is an absolute time
+        self._settime(self.fd, 1, self._pointer, None)  # flag 1: the timer's expiry is an absolute time
 
     def clear(self) -> None:
-        """Acknowledge a wake-up."""
+        """Acknowledge a wake-up by the timer."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 8)
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the timer's descriptor."""
         os.close(self.fd)
 
 
 class Records:
-    """Results of requests, by index. Times are in seconds from the start, and negative if the event did not happen."""
+    """Results of a sender's requests, by index. Times are in seconds from the start, and negative if the event did not
+    happen.
+    """
 
     def __init__(self, times_s: array[float], svc: array[int]) -> None:
         self.svc, self.scheduled = svc, times_s
@@ -81,7 +86,7 @@ class Records:
         self.outcome = bytearray(len(svc))
 
     def add(self, svc: int, now: float) -> int:
-        """Add a request of a closed-loop client."""
+        """Add a request of a closed-loop client to the records; return its index."""
         index = len(self.svc)
         self.svc.append(svc)
         self.scheduled.append(now)
@@ -134,15 +139,17 @@ class Loop:
                 self._epoll.unregister(fd)
 
     def now(self) -> float:
-        """Seconds since the start of the run."""
+        """Return the seconds since the start of the run."""
         return time.monotonic() - self.began
 
     def sent(self, index: int) -> None:
-        """Note that the transport has handed a request to the kernel."""
+        """Record that the transport has handed a request to the kernel."""
         self.records.sent[index] = time.monotonic() - self.began
 
     def finish(self, index: int, outcome: int, inference_ms: float = -1.0, reason: str = "", at: float = -1.0) -> None:
-        """End a request. `reason`: why the request failed; `at`: time of its end, if that was noted earlier."""
+        """Record the end of a request. `reason`: why the request failed; `at`: time of its end, if that was noted
+        earlier.
+        """
         if index not in self._pending:
             self.stray += 1
             return
@@ -159,7 +166,8 @@ class Loop:
             svc = self._client_of.pop(index)
             if outcome == OK:
                 self._next_of_client(svc, now)
-            else:  # a refusal comes at once, so a client without a pause would do nothing but repeat its request
+            # a server's refusal comes at once, so a client without a pause would do nothing but repeat its request
+            else:
                 self._retries.append((now + RETRY_S, svc))
 
     def _next_of_client(self, svc: int, now: float) -> None:

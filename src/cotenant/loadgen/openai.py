@@ -1,4 +1,4 @@
-"""Load on the OpenAI API with streamed answers: requests of given token counts, times of their first and last
+"""Sends load to the OpenAI API with streamed answers: requests of given token counts, times of their first and last
 tokens.
 """
 
@@ -30,10 +30,10 @@ MOST_MADE = 256 << 20
 
 @dataclass(frozen=True)
 class OpenAiTest:
-    """Definition of a test. `trace.models`: names that the server knows; `extra`: fields of every request; `check`:
-    answers must be those of a timed engine of the requested model. `clients`: a closed loop, in which each model has so
-    many requests in flight for `duration_s` seconds; the trace's times are ignored, its lengths are used one after the
-    other.
+    """Definition of a load test of the OpenAI API. `trace.models`: names that the server knows; `extra`: fields of
+    every request; `check`: answers must be those of a timed engine of the requested model. `clients`: a closed loop, in
+    which each model has so many requests in flight for `duration_s` seconds; the trace's times are ignored, its lengths
+    are used one after the other.
     """
 
     target: Target
@@ -51,7 +51,9 @@ class OpenAiTest:
 
 @dataclass(frozen=True)
 class OpenAiResult:
-    """Result of a test. `test.trace`: the requests that were sent; `outcome`: outcome codes of the sender's loop."""
+    """Result of a load test of the OpenAI API. `test.trace`: the requests that were sent; `outcome`: outcome codes of
+    the sender's loop.
+    """
 
     test: OpenAiTest
     times: TokenTimes
@@ -63,13 +65,13 @@ class OpenAiResult:
 
     @property
     def attainment(self) -> float:
-        """The lowest attainment of any requested model, 0..1."""
+        """Return the lowest SLO attainment of any requested model, 0..1."""
         kept = self.times.kept(self.test.promises)
         return min(float(kept[self.times.model == m].mean()) for m in np.unique(self.times.model))
 
     @property
     def answered_rps(self) -> float:
-        """Complete answers per second."""
+        """Return the complete answers per second."""
         return float(np.isfinite(self.times.last_s).sum() / self.duration_s)
 
     @property
@@ -82,7 +84,7 @@ class OpenAiResult:
         return None
 
     def summary(self) -> dict[str, Any]:
-        """Figures per model as the simulator reports them, and how late requests were sent."""
+        """Return figures per model as the simulator reports them, and how late requests were sent."""
         sent = self.sent_s >= 0
         late = (self.sent_s[sent] - self.times.due_s[sent]) * 1e3
         rows = self.times.rows(self.test.promises, self.duration_s)
@@ -113,11 +115,11 @@ class Requests:
         ).encode()
 
     def prompt(self, index: int, row: int) -> str:
-        """A prompt with as many tokens as this row of the trace has. No two prompts begin alike."""
+        """Return a prompt with as many tokens as this row of the trace has. No two prompts begin alike."""
         return prompt_text(int(self._test.trace.prompt[row]), f"{self._test.seed}/{index}")
 
     def request(self, index: int, row: int) -> bytes:
-        """Head and body of a request with the lengths of a row of the trace."""
+        """Return head and body of a request with the lengths of a row of the trace."""
         test, text = self._test, self.prompt(index, row)
         asked = {"messages": [{"role": "user", "content": text}]} if test.endpoint == "chat" else {"prompt": text}
         body = orjson.dumps({
@@ -143,7 +145,7 @@ class _Answer:
         self.parser = httptools.HttpResponseParser(self)
 
     def on_body(self, data: bytes) -> None:
-        """Handle a part of the body."""
+        """Handle a received part of the response's body."""
         if self.parser.get_status_code() != 200:
             self.error += data[:300]
             return
@@ -197,7 +199,7 @@ class OpenAiTransport(HttpTransport):
         super().__init__(test.target, self.requests, test.connections)  # type: ignore[arg-type]
         count = 0 if test.clients else len(test.trace)
         self.check = test.check
-        self.rows = array("q", range(count))  # request -> its row of the trace
+        self.rows = array("q", range(count))  # number of each request -> its row of the trace
         self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
         self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
         self.texts: dict[int, list[str]] = {}
@@ -327,7 +329,7 @@ def _sentence(raw: bytes) -> str:
 
 
 def ask_models(target: Target) -> list[str]:
-    """Names of the server's models. WorkError if it does not list them."""
+    """Return the names of the server's models. WorkError if it does not list them."""
     status, content = Target(**{**vars(target), "prefix": target.prefix.removesuffix("/v1")}).ask("/v1/models")
     try:
         names = [str(row["id"]) for row in content["data"]]
@@ -341,8 +343,9 @@ def ask_models(target: Target) -> list[str]:
 def run_openai(
     test: OpenAiTest, tell: Callable[[Loop], None] | None = None, transport: OpenAiTransport | None = None
 ) -> OpenAiResult:
-    """Send all requests from this process and thread. Requests leave at their scheduled times, even if earlier ones are
-    not answered yet; if the test has clients, a request leaves when the client's previous request has ended.
+    """Send all requests of the test from this process and thread. Requests leave at their scheduled times, even if
+    earlier ones are not answered yet; if the test has clients, a request leaves when the client's previous request has
+    ended.
     """
     trace = test.trace
     schedule = Schedule(trace.times_s, trace.model.astype(np.int32), ())
@@ -371,5 +374,5 @@ def run_openai(
 
 
 def promises(models: Sequence[str], ttft: Mapping[str, float], tpot: Mapping[str, float]) -> tuple[Promise, ...]:
-    """Each model's SLOs. In `ttft` and `tpot`, the name "" stands for all models."""
+    """Return each model's SLOs. In `ttft` and `tpot`, the name "" stands for all models."""
     return tuple(Promise(m, ttft.get(m, ttft.get("")), tpot.get(m, tpot.get(""))) for m in models)

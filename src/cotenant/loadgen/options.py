@@ -56,7 +56,7 @@ def recognise(path: str) -> str:
 def read_load_services(
     texts: Sequence[str], file: str | None, arrivals: str, slos: Sequence[str], target: Target
 ) -> tuple[LoadService, ...]:
-    """The services under load. SLOs come from --slo, else from the file, else from the server."""
+    """Return the services under load. SLOs come from --slo, else from the file, else from the server."""
     process = parse_load_arrivals(arrivals)
     found = [_closed(_parsed(text, process)) for text in texts]
     given: dict[str, float] = {}
@@ -83,8 +83,9 @@ def _parsed(text: str, process: Arrivals) -> LoadService:
 
 
 def _closed(service: LoadService) -> LoadService:
-    """Parse an arrival process. `closed` without a number means as many clients as the service's number, or one
-    client."""
+    """Return the service with the number of its closed-loop clients. `closed` without a number means as many clients as
+    the service's number, or one client.
+    """
     if service.arrivals.kind != "closed":
         return service
     if service.arrivals.clients:
@@ -126,7 +127,7 @@ def _slos(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
 
 
 def parse_factor(text: str) -> float:
-    """A factor on rates: x1.5 or 1.5."""
+    """Parse a factor on rates: x1.5 or 1.5."""
     try:
         value = float(text.removeprefix("x"))
     except ValueError:
@@ -137,7 +138,7 @@ def parse_factor(text: str) -> float:
 
 
 def parse_shapes(texts: Sequence[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """INPUT=3x224x224 as (name, sizes)."""
+    """Parse texts such as INPUT=3x224x224, the shape of a model's input, into (name, sizes)."""
     found = []
     for text in texts:
         name, _, rest = text.partition("=")

@@ -26,13 +26,13 @@ MAX_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Form:
-    """Inputs of a model: (name, data type, shape with -1 for any size) of each."""
+    """The inputs of a model: (name, data type, shape with -1 for any size) of each."""
 
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
 def ask_form(target: Target, model: str) -> Form:
-    """A model's inputs as its server reports them; InputError if the server does not have the model."""
+    """Return a model's inputs as its server reports them; InputError if the server does not have the model."""
     if target.is_grpc:
         return Form(ask_inputs(target, model))
     status, content = target.ask(f"/v2/models/{quote(model, safe=':')}")
@@ -49,7 +49,7 @@ def ask_form(target: Target, model: str) -> Form:
 
 
 def ask_slos(target: Target) -> dict[str, float]:
-    """SLOs in ms by service, if the server is a Cotenant server; otherwise empty."""
+    """Return the SLOs in ms by service, if the server is a Cotenant server; otherwise empty."""
     if target.is_grpc:
         return {}
     try:
@@ -67,7 +67,9 @@ def ask_slos(target: Target) -> dict[str, float]:
 
 
 def random_inputs(form: Form, batch: int, seed: int, sizes: Mapping[str, Sequence[int]] | None = None) -> list[Tensor]:
-    """Tensors that fit a model: the first free dimension is the batch, others have `sizes` or FREE_SIZE."""
+    """Return random tensors that fit a model's inputs: the first free dimension is the batch, others have `sizes` or
+    FREE_SIZE.
+    """
     rng = np.random.default_rng(seed)
     made = []
     for name, datatype, shape in form.inputs:
@@ -159,7 +161,7 @@ class Payload:
         self._spaced = f'"model_name": {json.dumps(self.model)}'.encode()
 
     def request(self, index: int) -> bytes:
-        """All bytes of request number `index`; the number has eight characters, so all requests have the same
+        """Return all bytes of request number `index`; the number has eight characters, so all requests have the same
         length.
         """
         return b"%b%08x%b" % (self._head[0], index & 0xFFFFFFFF, self._head[1])

@@ -21,8 +21,9 @@ COLUMNS = ("service", "scheduled_s", "sent_s", "finished_s", "inference_ms", "to
 
 @dataclass(frozen=True)
 class LoadResult:
-    """One load test. `rows` (n,) of ROW in order of schedule: seconds from the start, ms for `inference`, -1 for events
-    that did not happen. `wrong`: answers that belonged to another request; `stray`: answers to no open request.
+    """The result of one load test. `rows` (n,) of ROW in order of schedule: seconds from the start, ms for `inference`,
+    -1 for events that did not happen. `wrong`: answers that belonged to another request; `stray`: answers to no open
+    request.
     """
 
     services: tuple[LoadService, ...]
@@ -38,12 +39,12 @@ class LoadResult:
 
     @property
     def latency_ms(self) -> np.ndarray:
-        """(n,) milliseconds from a request's scheduled time to its answer."""
+        """Return (n,) milliseconds from a request's scheduled time to its answer."""
         latency: np.ndarray = (self.rows["finished"] - self.rows["scheduled"]) * 1000.0
         return latency
 
     def summary(self) -> dict[str, Any]:
-        """Result keys per service as in the simulator, and how late requests were sent."""
+        """Return result keys per service as in the simulator, and how late requests were sent."""
         rows, latency = self.rows, self.latency_ms
         services = {}
         for s, service in enumerate(self.services):
@@ -72,24 +73,26 @@ class LoadResult:
 
     @property
     def span_s(self) -> float:
-        """Seconds from the start to the last answer, at least the duration of the run."""
+        """Return the seconds from the start to the last answer, at least the duration of the run."""
         return max(self.duration_s, float(self.rows["finished"].max()) if len(self.rows) else 0.0)
 
     @property
     def answered_rps(self) -> float:
-        """Answered requests per second over the whole run."""
+        """Return the answered requests per second over the whole run."""
         answered = (self.rows["outcome"] == OK) | (self.rows["outcome"] == LATE)
         return float(answered.sum() / self.span_s)
 
     @property
     def attainment(self) -> float:
-        """The lowest SLO attainment of any service; 1 if nothing was sent."""
+        """Return the lowest SLO attainment of any service; 1 if nothing was sent."""
         found = [row["slo_attainment"] for row in self.summary()["services"].values()]
         return min((x for x in found if x is not None), default=1.0)
 
     @property
     def fault(self) -> str | None:
-        """A sentence if answers were wrong or nothing was answered, so that the figures cannot be used; else None."""
+        """Return a sentence if answers were wrong or nothing was answered, so that the figures cannot be used; else
+        None.
+        """
         if self.wrong:
             return f"{self.wrong:,} answers belonged to another request or model; they count as failed"
         if len(self.rows) and not np.isin(self.rows["outcome"], (OK, LATE)).any():
@@ -97,7 +100,8 @@ class LoadResult:
         return None
 
     def lateness(self) -> dict[str, float | None]:
-        """How late requests were sent, in ms: the part of the latencies that the load generator itself caused."""
+        """Return how late requests were sent, in ms: the part of the latencies that the load generator itself caused.
+        """
         sent = self.rows["sent"] >= 0
         late = (self.rows["sent"][sent] - self.rows["scheduled"][sent]) * 1000.0
         if not len(late):
@@ -106,7 +110,7 @@ class LoadResult:
         return {"p50": float(p50), "p99": float(p99), "max": float(late.max())}
 
     def warnings(self) -> list[str]:
-        """Warnings about the figures: the generator was late, or answers were wrong."""
+        """Return warnings about the figures: the generator was late, or answers were wrong."""
         found = list(self.remarks)
         late = self.lateness()["p99"]
         slos = [s.slo_ms for s in self.services if s.slo_ms is not None]
@@ -123,7 +127,7 @@ class LoadResult:
         return found
 
     def csv(self) -> str:
-        """The client's log as CSV with the columns COLUMNS. Cells of events that did not happen are empty."""
+        """Return the client's log as CSV with the columns COLUMNS. Cells of events that did not happen are empty."""
         import polars as pl
 
         rows = self.rows
@@ -144,8 +148,9 @@ class LoadResult:
 
 
 def rows_of(loop: Loop, services: Sequence[LoadService]) -> np.ndarray:
-    """The requests of a finished loop, as an array of ROW. Answers that exceed their service's SLO get the outcome
-    late."""
+    """Return the requests of a finished loop, as an array of ROW. Answers that exceed their service's SLO get the
+    outcome late.
+    """
     records = loop.records
     rows = np.zeros(len(records.svc), ROW)
     rows["svc"] = records.svc

@@ -1,5 +1,5 @@
-"""Runs a load test from options to result. Senders are separate processes, so that a live table or a plot does not take
-time from them; `run_here` sends from this process, for tests and short checks.
+"""Runs a load test from options to result. Requests are sent by separate processes, so that a live table or a plot does
+not take time from their sending; `run_here` sends from this process, for tests and short checks.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from cotenant.loadgen.result import LoadResult, merge, rows_of
 from cotenant.loadgen.schedule import LoadService, Schedule, build_schedule
 from cotenant.loadgen.target import Target
 
-TELL_S = 0.1  # time between two reports of a sender's progress
+TELL_S = 0.1  # time between two reports of a sender's progress, in s
 START_IN_S = 0.6  # all senders start at the same time, this long after the last one is ready
 MAX_SENDERS = 64
 
 
 @dataclass(frozen=True)
 class LoadTest:
-    """Definition of a load test. `timeout_s`: a slower answer has failed; `connections`: maximum number over HTTP;
-    `batch`: items per request; `deadline`: send each request's SLO to the server.
+    """Definition of a load test. `timeout_s`: a request without an answer after this time has failed; `connections`:
+    maximum number over HTTP; `batch`: items per request; `deadline`: send each request's SLO to the server.
     """
 
     target: Target
@@ -49,7 +49,8 @@ class LoadTest:
     sizes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def scaled(self, factor: float, duration_s: float | None = None, seed: int | None = None) -> LoadTest:
-        """A copy of the test with all rates multiplied by a factor, and with another duration and seed if given."""
+        """Return a copy of the test with all rates multiplied by a factor, and with another duration and seed if given.
+        """
         return replace(
             self,
             services=tuple(s.scaled(factor) for s in self.services),
@@ -60,7 +61,7 @@ class LoadTest:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a sender: requests sent and ended, by service (sent, ok, other, sum of ms, worst ms)."""
+    """Progress of a sending process: requests sent and ended, by service (sent, ok, other, sum of ms, worst ms)."""
 
     now_s: float
     sent: int
@@ -69,12 +70,12 @@ class Progress:
 
 
 def ask_forms(test: LoadTest) -> dict[str, Form]:
-    """Inputs of every model of a test; InputError names a model that the server does not have."""
+    """Return the inputs of every model of a test; InputError names a model that the server does not have."""
     return {s.name: ask_form(test.target, s.name) for s in test.services}
 
 
 def make_transport(test: LoadTest, forms: dict[str, Form]) -> Transport:
-    """The transport for a test's address, with its requests prepared."""
+    """Return the transport (HTTP or gRPC) for a test's address, with its requests prepared."""
     inputs = [random_inputs(forms[s.name], test.batch, test.seed, dict(test.sizes)) for s in test.services]
     deadlines = [s.slo_ms if test.deadline else None for s in test.services]
     if test.target.is_grpc:
@@ -113,7 +114,7 @@ def run_here(
 
 
 def run_load(test: LoadTest, tell: Callable[[Sequence[Progress]], None] | None = None) -> LoadResult:
-    """Run a test with `test.senders` processes; `tell` gets the progress of each twice a second."""
+    """Run a load test with `test.senders` processes; `tell` gets the progress of each twice a second."""
     if not 0 < test.timeout_s < 1e9:
         raise InputError(f"timeout must be above 0 s, not {test.timeout_s:g} s", field="timeout")
     if not 1 <= test.senders <= MAX_SENDERS:
@@ -178,7 +179,7 @@ class Sender:
         self.say((test, forms, number, telling))
 
     def say(self, content: object) -> None:
-        """Send the process an object."""
+        """Send the sending process an object."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(pickles.frame(content))
@@ -187,7 +188,7 @@ class Sender:
             raise WorkError("a sender of the load test ended early") from None
 
     def hear(self) -> tuple[str, Any]:
-        """The process's next message (kind, content). An exception of the process is raised here."""
+        """Return the sending process's next message (kind, content). An exception of the process is raised here."""
         try:
             kind, content = pickles.read(self.out)
         except EOFError:
@@ -197,12 +198,12 @@ class Sender:
         return kind, content
 
     def expect(self, kind: str) -> None:
-        """Wait for a message of this kind."""
+        """Wait for a message of this kind from the sending process."""
         while self.hear()[0] != kind:
             continue
 
     def close(self) -> None:
-        """End the process."""
+        """End the sending process."""
         with contextlib.suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()

@@ -28,19 +28,20 @@ class LoadService:
     slo_ms: float | None = None
 
     def scaled(self, factor: float) -> LoadService:
-        """A copy of the service with its rates multiplied by `factor`."""
+        """Return a copy of the service with its rates multiplied by `factor`."""
         return replace(self, rates_rps=tuple(r * factor for r in self.rates_rps))
 
     @property
     def mean_rps(self) -> float | None:
-        """Mean rate over the steps; None if the service has no rates."""
+        """Return the mean rate over the steps; None if the service has no rates."""
         return sum(self.rates_rps) / len(self.rates_rps) if self.rates_rps else None
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The requests of a test. `times_s` (n,): due times, ascending; `svc` (n,): index of each request's service;
-    `clients`: service of each closed-loop client."""
+    """The requests of a load test. `times_s` (n,): due times, ascending; `svc` (n,): index of each request's service;
+    `clients`: service of each closed-loop client.
+    """
 
     times_s: np.ndarray
     svc: np.ndarray
@@ -48,7 +49,9 @@ class Schedule:
     remarks: tuple[str, ...] = ()
 
     def part(self, sender: int, senders: int) -> Schedule:
-        """Every `senders`-th request, so that several processes divide a schedule."""
+        """Return every `senders`-th request, beginning with number `sender`, so that several processes divide a
+        schedule.
+        """
         return Schedule(self.times_s[sender::senders], self.svc[sender::senders], self.clients[sender::senders])
 
 
@@ -117,8 +120,9 @@ def _drawn(
 
 
 def _disb(service: LoadService, as_recorded: bool) -> tuple[Arrivals, tuple[float, ...]]:
-    """The client of a DISB file that stands for a service: the one with the service's name, else the one with its
-    model."""
+    """Return the client of a DISB file that stands for a service: the one with the service's name, else the one with
+    its model.
+    """
     found = disb_clients(service.arrivals.path)
     for client in found:
         if service.name in (client.name, client.model):

@@ -19,11 +19,11 @@ class Outcome(Protocol):
 
     @property
     def attainment(self) -> float:
-        """The lowest SLO attainment of any service or model, 0..1."""
+        """Return the lowest SLO attainment of any service or model, 0..1."""
 
     @property
     def answered_rps(self) -> float:
-        """Answered requests per second."""
+        """Return the answered requests per second."""
 
 
 R = TypeVar("R", bound=Outcome)
@@ -31,7 +31,7 @@ R = TypeVar("R", bound=Outcome)
 
 @dataclass(frozen=True)
 class Probe(Generic[R]):
-    """One test of the search: the factor, whether the SLOs were kept, and the result."""
+    """One load test of the search: the factor on the rates, whether the SLOs were kept, and the result."""
 
     factor: float
     held: bool
@@ -42,8 +42,9 @@ class Probe(Generic[R]):
 
 @dataclass(frozen=True)
 class Found(Generic[R]):
-    """Result of a search. `factor` 0: even the smallest load missed an SLO. `open_ended`: the search ended before any
-    test failed, so a higher load may be possible. `confirmed`: a final, longer run at `factor` also kept the SLOs.
+    """Result of a search for the highest load. `factor` 0: even the smallest load missed an SLO. `open_ended`: the
+    search ended before any test failed, so a higher load may be possible. `confirmed`: a final, longer run at `factor`
+    also kept the SLOs.
     """
 
     factor: float
@@ -54,7 +55,7 @@ class Found(Generic[R]):
 
 
 def holds(result: Outcome, target: float) -> bool:
-    """Whether every service answered at least `target` of its requests in time."""
+    """Whether every service answered at least the fraction `target` of its requests within its SLO."""
     return result.attainment >= target
 
 

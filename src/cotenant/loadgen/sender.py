@@ -56,7 +56,7 @@ class Teller:
 
 
 def main() -> None:
-    """Read the test, prepare, wait for the start, send."""
+    """Read the load test from standard input, prepare its requests, wait for the start, and send them."""
     source, write = pickles.take_streams()
     test: LoadTest
     test, forms, number, telling = pickles.read(source)
@@ -67,7 +67,7 @@ def main() -> None:
         try:
             start_at = pickles.read(source)
         except EOFError:
-            return  # the parent process has ended, so the result is not needed
+            return  # the parent process has ended, so the result of the test is not needed
 
         def on_loop(loop: Loop) -> None:
             signal.signal(signal.SIGINT, lambda *_: loop.stop())

@@ -31,7 +31,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """The address as HOST:PORT. An IPv6 address is in brackets."""
+        """Return the address as HOST:PORT. An IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property

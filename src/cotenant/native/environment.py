@@ -20,8 +20,8 @@ PASSED_ON = (
 def tenant_environment(
     socket: Path | str, token: str, driver: Path | str, *, nvml: Path | None = None
 ) -> dict[str, str]:
-    """Variables that the launcher adds to the environment of a tenant's program: paths and the token. Limits are not
-    among them, because a program could change those.
+    """Return the variables that the launcher adds to the environment of a tenant's program: paths and the token. Limits
+    are not among them, because a program could change those.
 
     `driver` and `nvml`: the libraries of the tenant's GPU; without `nvml` the program has no NVML. Libraries that
     LD_PRELOAD already names are loaded after the shim. Raises InputError for a path that LD_PRELOAD cannot name.

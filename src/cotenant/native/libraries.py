@@ -15,9 +15,10 @@ from pathlib import Path
 
 from cotenant.core.errors import InputError
 
-DRIVER_SHIM = "libcotenant-shim.so"  # stands in for libcuda.so.1
-NVML_SHIM = "libcotenant-nvml.so"  # stands in for libnvidia-ml.so.1
-SOFT_DRIVER = "libcotenant-softgpu.so"  # not named libcuda.so.1, so that no program can load it by accident
+DRIVER_SHIM = "libcotenant-shim.so"  # the shim library, which stands in for libcuda.so.1 in a tenant's program
+NVML_SHIM = "libcotenant-nvml.so"  # the shim library that stands in for libnvidia-ml.so.1 in a tenant's program
+# the software GPU's driver; it is not named libcuda.so.1, so that no program can load it by accident
+SOFT_DRIVER = "libcotenant-softgpu.so"
 SOFT_NVML = "libcotenant-softnvml.so"
 # the rules for launches and copies, for the simulator and for programs that run without the shim
 RULES = "libcotenant-rules.so"
@@ -27,7 +28,9 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 @functools.cache
 def library_path(name: str) -> Path:
-    """Path of a compiled library. Raises InputError if the installation lacks it, or if it cannot be compiled."""
+    """Return the path of a compiled library. Raises InputError if the installation lacks it, or if it cannot be
+    compiled.
+    """
     if (CHECKOUT / "native" / "Makefile").is_file():
         return compiled(CHECKOUT) / name
     found = Path(__file__).with_name(name)
@@ -37,8 +40,8 @@ def library_path(name: str) -> Path:
 
 
 def compiled(checkout: Path) -> Path:
-    """The folder with a checkout's libraries. They are compiled first if a source has changed; a lock ensures that only
-    one process does so at a time. Raises InputError.
+    """Return the folder with a checkout's libraries. They are compiled first if a source has changed; a lock ensures
+    that only one process does so at a time. Raises InputError.
     """
     out = checkout / "build" / "native"
     if not _is_stale(checkout, out):
@@ -61,7 +64,7 @@ def compiled(checkout: Path) -> Path:
 
 
 def _is_stale(checkout: Path, out: Path) -> bool:
-    """Whether a file in native/ is newer than the begin of the last successful compilation."""
+    """Whether a file in native/ is newer than the beginning of the last successful compilation."""
     try:
         since = (out / "compiled").stat().st_mtime_ns
         return any(path.stat().st_mtime_ns > since for path in (checkout / "native").rglob("*"))
@@ -70,7 +73,7 @@ def _is_stale(checkout: Path, out: Path) -> bool:
 
 
 def _make(sources: Path, out: Path) -> None:
-    # printed only for a person who waits, since a program may parse this process's standard error
+    # the line is printed only for a person who waits, since a program may parse this process's standard error
     if sys.stderr.isatty():
         print("compiling the driver shim (some seconds)", file=sys.stderr)
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")}

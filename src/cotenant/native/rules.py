@@ -17,7 +17,7 @@ from cotenant.native.libraries import RULES, library_path
 
 _PAGE, _U32, _U64, _I64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
 _RULE, _STATE, _TICKET = POINTER(FloorRule), POINTER(FloorState), POINTER(CopyTicket)
-# type of the result and types of the arguments
+# for each function of the library, the type of the result and the types of the arguments
 _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "gate_may_go": (ctypes.c_bool, _RULE, _STATE, _U32, _I64, _I64),
     "gate_went": (None, _RULE, _STATE, _U32, _I64, _I64),
@@ -46,14 +46,14 @@ def library() -> ctypes.CDLL:
 
 
 def may_go(rule: FloorRule, state: FloorState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
-    """Whether a BE launch with a predicted time of `next_ns` may go. `active`: class of the LS work that is active;
-    NONE: none is.
+    """Whether a BE launch with a predicted time of `next_ns` may go. `active`: work class of the LS work that is
+    active; NONE: no LS work is active.
     """
     return bool(library().gate_may_go(byref(rule), byref(state), active, next_ns, now_ns))
 
 
 def went(rule: FloorRule, state: FloorState, active: WorkClass, next_ns: int, now_ns: int) -> None:
-    """Update the state after a BE launch."""
+    """Update the state of the rule after a BE launch."""
     library().gate_went(byref(rule), byref(state), active, next_ns, now_ns)
 
 
@@ -63,12 +63,12 @@ def ended(state: FloorState, predicted_ns: int, now_ns: int) -> None:
 
 
 def allowed_ns(rule: FloorRule, state: FloorState) -> int:
-    """BE work in ns that the scheme tidal allows in flight now."""
+    """Return how many ns of BE work the scheme tidal allows in flight now."""
     return int(library().gate_allowed_ns(byref(rule), byref(state)))
 
 
 def rested_at_ns(state: FloorState) -> int:
-    """Time at which a program with a duty cycle may launch again, if it launches nothing until then."""
+    """Return the time at which a BE program with a duty cycle may launch again, if it launches nothing until then."""
     return int(library().gate_rested_at_ns(byref(state)))
 
 

@@ -12,7 +12,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Histogram:
-    """A histogram for one combination of labels: counts by bucket. `observe` takes O(log buckets) time."""
+    """A histogram of a metric for one combination of labels: counts by bucket. `observe` takes O(log buckets) time."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -22,7 +22,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value, in the metric's unit."""
+        """Count one value, in the unit of the histogram's metric."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -39,7 +39,7 @@ class Exposition:
             self._lines(metric)
 
     def add(self, metric: Metric, value: float, **labels: str) -> None:
-        """Add one sample. Raises ValueError if `labels` are not exactly those of the metric."""
+        """Add one sample of a metric. Raises ValueError if `labels` are not exactly those of the metric."""
         if tuple(labels) != metric.labels:
             raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
         self._lines(metric).append(f"{metric.name}{_labels(labels)} {_number(value)}")
@@ -57,7 +57,7 @@ class Exposition:
         lines.append(f"{metric.name}_count{_labels(labels)} {below}")
 
     def text(self) -> str:
-        """All metrics as text."""
+        """Return all metrics as text in Prometheus's format."""
         parts = []
         for metric, lines in self._families.values():
             parts.append(

@@ -53,12 +53,12 @@ class Feed:
         self.fault = ""
 
     async def snapshot(self) -> str:
-        """All rows as one JSON object {section: [row]}, each row with its `key`."""
+        """Return all rows as one JSON object {section: [row]}, each row with its `key`."""
         return _whole(await self._collect())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events for one viewer: first `all` with all rows, then `change` with changed rows. If nothing
-        changes, it sends a comment as keep-alive.
+        """Produce the server-sent events for one viewer of the live page: first `all` with all rows, then `change` with
+        changed rows. If nothing changes, it sends a comment as keep-alive.
         """
         queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
         self._take(await self._collect())
@@ -76,7 +76,7 @@ class Feed:
             self._viewers.discard(queue)
 
     async def close(self) -> None:
-        """Stop collecting rows."""
+        """Stop collecting rows of the component."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -86,7 +86,7 @@ class Feed:
             await asyncio.sleep(self._period_s)
             try:
                 rows = await self._collect()
-            except Exception as error:  # a poll that fails must not end the stream
+            except Exception as error:  # an error while rows are collected must not end the viewers' stream
                 self.fault = repr(error)
                 continue
             self._take(rows)
@@ -99,7 +99,7 @@ class Feed:
             return
         event = _event("change", change)
         for queue in self._viewers:
-            if queue.full():  # the viewer is too slow to get every change, so it gets all rows instead
+            if queue.full():  # the viewer reads too slowly to get every change, so it gets all rows instead
                 while not queue.empty():
                     queue.get_nowait()
                 queue.put_nowait(_event("all", _whole(rows)))

@@ -19,7 +19,7 @@ MOST_CONNECTIONS = 256
 MOST_VIEWERS = 64
 HEAD_BYTES = 8192
 READ_WITHIN_S = 10.0
-STUCK_S = 20.0  # a client that has read nothing for this long is disconnected
+STUCK_S = 20.0  # a client that has read nothing for this many seconds is disconnected
 SECURITY = (
     "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:\r\nX-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
@@ -34,7 +34,7 @@ Metrics = Callable[[], Awaitable[str]]
 
 
 def page() -> bytes:
-    """The live page as one self-contained HTML file."""
+    """Return the live page as one self-contained HTML file."""
     assets = resources.files("cotenant.observability") / "assets"
     html = (assets / "live.html").read_text(encoding="utf-8")
     html = html.replace("/*CSS*/", (assets / "live.css").read_text(encoding="utf-8"))
@@ -75,18 +75,18 @@ class LiveServer:
         self._viewers = 0
 
     async def start(self) -> None:
-        """Listen; `port` 0 is replaced by a free port. Raises WorkError if that fails."""
+        """Listen for viewers; `port` 0 is replaced by a free port. Raises WorkError if that fails."""
         try:
             self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_BYTES)
         except OSError as error:
-            # asyncio's message begins with the address, which is printed already
+            # asyncio's message begins with the address, which this message states already
             why = (error.strerror or str(error)).rpartition("): ")[2]
             raise WorkError(f"cannot listen on {self.host}:{self.port}: {why}") from None
         self.port = self._server.sockets[0].getsockname()[1]
 
     @property
     def url(self) -> str:
-        """URL of the page."""
+        """Return the URL of the live page."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 

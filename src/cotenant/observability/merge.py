@@ -25,7 +25,7 @@ class Remote:
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
-        except ValueError:  # an IPv6 address without its bracket, or a port that is not a number
+        except ValueError:  # the URL has an IPv6 address without its bracket, or a port that is not a number
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname or port is None:
             raise InputError(f"{url!r} is not the address of a live page, such as http://127.0.0.1:9400", field="URL")
@@ -37,7 +37,7 @@ class Remote:
         self._fault = "not reached yet"
 
     def fetch(self) -> None:
-        """Fetch the rows once, blocking. A failure is recorded and shown with the rows."""
+        """Fetch the component's rows once, blocking. A failure is recorded and shown with the rows."""
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(str(self._parts.hostname), self._port, timeout=FETCH_WITHIN_S)
@@ -57,7 +57,9 @@ class Remote:
             connection.close()
 
     def rows(self, prefix: str) -> list[Row]:
-        """The component's rows. Keys and references to GPUs get the prefix, so that those of two nodes differ."""
+        """Return the component's rows. Keys and references to GPUs get the prefix, so that the rows of two nodes
+        differ.
+        """
         found: list[Row] = []
         for section in SECTIONS:
             for row in self._last.get(section, []):

@@ -1,4 +1,4 @@
-"""The description of a metric."""
+"""The description of a Prometheus metric."""
 
 from __future__ import annotations
 

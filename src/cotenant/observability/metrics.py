@@ -145,7 +145,7 @@ FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Peak memory 
 
 
 def _of(*owners: str) -> tuple[Metric, ...]:
-    """The metrics of this module whose names begin with cotenant_OWNER_, in order."""
+    """Return the metrics of this module whose names begin with cotenant_OWNER_, in order."""
     starts = tuple(f"cotenant_{owner}_" for owner in owners)
     return tuple(each for each in globals().values() if isinstance(each, Metric) and each.name.startswith(starts))
 
@@ -154,5 +154,5 @@ AGENT, SERVER, FLEET = _of("gpu", "agent", "turn", "tenant"), _of("server"), _of
 
 
 def every() -> tuple[Metric, ...]:
-    """All live metrics, in the order in which docs and dashboards list them."""
+    """Return all live metrics, in the order in which docs and dashboards list them."""
     return AGENT + SERVER + metrics_llm.MODEL + FLEET + metrics_kube.WEBHOOK + metrics_kube.PLUGIN

@@ -1,4 +1,4 @@
-"""The decorator for compiled kernels, and the cache of their machine code.
+"""The decorator for functions that numba compiles (kernels), and the cache of their machine code.
 
 numba notices a change of the file that contains a function but not of functions in other files that it calls. So the
 code is stored in a user cache folder named by a hash of all kernel sources, which excludes stale hits.
@@ -26,7 +26,9 @@ FORGET_AFTER_S = 30 * 86400  # compiled code of a version that was not used for 
 
 
 def source_hash() -> str:
-    """Hash of all sources of compiled code and of everything else that affects it: numba, Python, processor, path."""
+    """Return a hash of all sources of compiled code and of everything else that affects it: numba, Python, processor,
+    path.
+    """
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()} {platform.machine()} {package}".encode())
     for folder in ("policy", "sim"):
@@ -66,17 +68,18 @@ def is_compiled() -> bool:
     return CACHED and any(cache_folder().rglob("kernel.advance*.nbc"))
 
 
-# for ordinary compiled functions
+# compiler options of ordinary compiled functions
 jit: Any = numba.njit(cache=CACHED, nogil=True)
 
 # The kernels of training simulation allocate nothing, so they are compiled without reference counting (_nrt). Counting
 # took four fifths of the time of a decision, because each array that was taken out of a tuple was counted up and down.
 _BARE: Any = {"cache": CACHED, "nogil": True, "no_cfunc_wrapper": True, "_nrt": False}
-# for functions that Python calls
+# compiler options of compiled functions that Python calls
 bare: Any = numba.njit(**_BARE)
 # Functions that only other kernels call. They are compiled without the wrapper that unpacks Python's arguments, which
 # is most of a small function's code. Calling one from Python crashes, so tests call them through a function under
 # `bare`.
 inner: Any = numba.njit(**_BARE, no_cpython_wrapper=True)
-# for small functions that run often, for which passing the arrays in tuples would take longer than their work
+# compiler options of small functions that run often, for which passing the arrays in tuples would take longer than
+# their work
 inlined: Any = numba.njit(**_BARE, no_cpython_wrapper=True, inline="always")

@@ -53,12 +53,12 @@ class CopySettings:
 
     @property
     def alone_bytes(self) -> int:
-        """Size of a piece while no other tenant copies."""
+        """Return the size in bytes of a piece of a copy while no other tenant copies."""
         return self.alone_chunks * self.chunk_bytes
 
     @property
     def slice_bytes(self) -> int:
-        """Size into which copies within the device are split for a best-effort tenant: with the usual chunk 256 MiB, or
-        0.2 ms.
+        """Return the size in bytes into which copies within the device are split for a best-effort tenant: with the
+        usual chunk 256 MiB, or 0.2 ms.
         """
         return 32 * self.chunk_bytes

@@ -21,7 +21,7 @@ class Sequence:
 
     id: int
     total: int
-    left: int  # number of tokens that are still to be produced
+    left: int  # number of tokens that the request must still produce
     computed: int = 0
 
     @property
@@ -67,7 +67,7 @@ class Batcher:
         self.waiting.append(Sequence(id_, prompt, output, min(cached, prompt - 1)))
 
     def cancel(self, id_: int) -> None:
-        """Called when the client has disconnected. A running step is not interrupted."""
+        """Remove a request whose client has disconnected. A running step is not interrupted."""
         if self._stepping:
             self._gone.add(id_)
             return

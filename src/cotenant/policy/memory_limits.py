@@ -26,18 +26,19 @@ class Detected:
     """What a machine offers for memory limits on one GPU, as far as this can be found without lasting changes."""
 
     release: str = ""  # release of the driver; empty if it is not known
-    call: bool = False  # whether NVML has the calls that set memory limits
-    cgroup: int = 0  # version of the control groups; 0 if there are none
+    call: bool = False  # whether NVML, the driver's management library, has the calls that set memory limits
+    cgroup: int = 0  # version of the kernel's control groups (cgroups); 0 if there are none
     dmem: bool = False  # whether the kernel accounts for this GPU's memory
-    root: bool = False  # whether this process may set limits
+    root: bool = False  # whether this process may set memory limits (it runs as root)
     mig: bool = False
-    trial: str = ""  # why a trial limit on a control group could not be set and read back; empty if that worked
-    foreign: tuple[GroupLimit, ...] = ()  # limits below the GPU's memory that another program has set
+    trial: str = ""  # why a trial to set a limit on a control group and read it back failed; empty if it succeeded
+    # memory limits below the GPU's size that another program has set on control groups
+    foreign: tuple[GroupLimit, ...] = ()
     remedy: str = "install that release or a newer one"  # what to do if the driver has no memory limits
 
 
 def by_shim(why: str, obstacles: tuple[str, ...]) -> Prospect:
-    """Return that only the shim limits the memory, for this reason."""
+    """Return a Prospect which says that only the shim limits the memory, for the reason `why`."""
     return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, obstacles)
 
 

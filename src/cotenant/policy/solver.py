@@ -20,9 +20,9 @@ Rows = tuple[NDArray[np.int32], NDArray[np.int32], Floats]
 
 @dataclass(frozen=True)
 class Solution:
-    """A solution. `x[n]`: the best point found, None if there is none; `status`: optimal | feasible | infeasible |
-    unbounded | unknown; `objective`: value of x; `bound`: no solution is better than this; `gap`: |bound - objective| /
-    |objective|.
+    """A solution of a linear or mixed-integer program. `x[n]`: the best point found, None if there is none; `status`:
+    optimal | feasible | infeasible | unbounded | unknown; `objective`: value of x; `bound`: no solution is better than
+    this; `gap`: |bound - objective| / |objective|.
     """
 
     x: Floats | None

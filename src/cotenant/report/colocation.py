@@ -1,4 +1,6 @@
-"""A page for `cotenant bench colocation`: the frontier of LS latency against BE work, and latencies by load."""
+"""A page for `cotenant bench colocation`: the frontier of the latency of latency-sensitive (LS) requests against
+best-effort (BE) work, and latencies by load.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ PROMISE_P99, PROMISE_BE = 1.05, 0.95
 COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hexagon", "bowtie")
 ROUGH_REQUESTS = 500
-OVER = 1.02  # best-effort work may exceed by this factor what the service leaves, since measurements have errors
+OVER = 1.02  # best-effort work may exceed what the service leaves by this factor, since measurements have errors
 LATE_PART = 0.01  # if more than this fraction of the requests is late, p99 is the latency of a late request
 MOST_LATE = 4  # the remark about late requests names at most this many values
 STYLE = (
@@ -43,7 +45,9 @@ STYLE = (
 
 
 def short_names(names: list[str]) -> dict[str, str]:
-    """Short names of loads: a profile's file name, with as much of its folder as distinguishes it from the others."""
+    """Return short names of BE loads: a profile's file name, with as much of its folder as distinguishes it from the
+    others.
+    """
     found = {}
     for name in names:
         if not name.startswith("profile:"):
@@ -69,8 +73,8 @@ def kept(row: Mapping[str, Any]) -> bool:
 
 
 def table(rows: Rows, bounded: tuple[str, ...] = ("ls_p99_over_alone", "slo_attainment")) -> list[list[str]]:
-    """Head and lines of a text table: by BE load, then by scheme. Schemes that meet both targets have a mark.
-    `bounded`: figures that are shown with their 95 % interval.
+    """Return the head and lines of a text table: by BE load, then by scheme. Schemes that meet both targets have a
+    mark. `bounded`: figures that are shown with their 95 % interval.
     """
     titles: list[str] = []
     for key, title, _ in COLUMNS:
@@ -92,7 +96,7 @@ def table(rows: Rows, bounded: tuple[str, ...] = ("ls_p99_over_alone", "slo_atta
 
 
 def notes(rows: Rows) -> list[str]:
-    """Remarks that explain the figures to their reader."""
+    """Return remarks that explain the figures of the co-location benchmark to their reader."""
     every = [row for found in rows.values() for row in found.values()]
     said = [
         f"✓: LS p99 at most {PROMISE_P99 - 1:.0%} above that of LS alone, and BE work at least {PROMISE_BE:.0%} of what"
@@ -118,7 +122,9 @@ def notes(rows: Rows) -> list[str]:
 
 
 def _paused(rows: Rows) -> list[str]:
-    """A remark about values of p99 that a pause of the host caused: there, 1 % of the requests or more began late."""
+    """Return a remark about the values of p99 that a pause of the host caused: in these runs, 1 % of the requests or
+    more began late.
+    """
     found = []
     for scheme, loads in rows.items():
         for load, row in loads.items():
@@ -141,8 +147,9 @@ def _paused(rows: Rows) -> list[str]:
 
 
 def figures(rows: Rows) -> list[dict[str, Any]]:
-    """The frontier (BE work against p99) and p99 by BE load, as Plotly takes them: {data, layout}. A colour per scheme,
-    a symbol per load, in both."""
+    """Return two charts, the frontier (BE work against p99) and p99 by BE load, as Plotly takes them: {data, layout}. A
+    colour per scheme, a symbol per load, in both.
+    """
     frontier: list[dict[str, Any]] = []
     by_load: list[dict[str, Any]] = []
     loads = list(dict.fromkeys(load for found in rows.values() for load in found))
@@ -183,8 +190,9 @@ def figures(rows: Rows) -> list[dict[str, Any]]:
 def _figure(
     data: list[dict[str, Any]], title: str, height: int, xaxis: dict[str, Any], promise: float | None
 ) -> dict[str, Any]:
-    """A chart of points with a title, and lines at the targets for LS p99 relative to alone and (`promise`, an x value)
-    for BE work."""
+    """Return a chart of points with a title, and lines at the targets for LS p99 relative to alone and (`promise`, an x
+    value) for BE work.
+    """
     dotted = {"type": "line", "line": {"dash": "dot", "width": 1.5, "color": "#777"}}
     lines = [{**dotted, "xref": "paper", "x0": 0, "x1": 1, "y0": PROMISE_P99, "y1": PROMISE_P99}]
     exponent = math.log10(PROMISE_P99)  # on a logarithmic axis, the position of a label is an exponent
@@ -206,7 +214,9 @@ def _figure(
 
 
 def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -> str:
-    """The page as HTML text, which needs no network. `about`: description of the run, shown at the top."""
+    """Return the page of the co-location benchmark as HTML text, which needs no network. `about`: description of the
+    run, shown at the top.
+    """
     head, *lines = table(rows)
     cells = "".join(f"<th>{html.escape(text)}</th>" for text in head)
     body, last = [], ""
@@ -231,6 +241,6 @@ def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -
 
 
 def write_page(path: str | Path, rows: Rows, title: str, about: Mapping[str, str] | None = None) -> None:
-    """Write the page atomically."""
+    """Write the page of the co-location benchmark atomically."""
     with atomic_file(path) as file:
         file.write(build_page(rows, title, about))

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 MOST_POINTS = 260
 WINDOWS = 60
-POINTS = 200  # of a curve of latencies
+POINTS = 200  # number of points of a curve of latencies
 
 
 def quantile_grid(n: int) -> Floats:
-    """Shares 0..1 at which a distribution of n values is drawn: every value if n is small, else denser toward the
-    tail.
+    """Return the shares 0..1 at which a distribution of n values is drawn: every value if n is small, else denser
+    toward the tail.
     """
     if n <= MOST_POINTS:
         return np.arange(1, n + 1) / n
@@ -26,7 +26,9 @@ def quantile_grid(n: int) -> Floats:
 
 
 def cdf_points(values: Floats) -> dict[str, Any]:
-    """x: values, y: share of jobs at or below; NaN is left out; ends at the largest value."""
+    """Return the points of a cumulative distribution: x: values, y: share of jobs at or below x. NaN is left out; the
+    last point is the largest value.
+    """
     known = np.sort(values[~np.isnan(values)])
     if len(known) == 0:
         return {"x": [], "y": []}
@@ -39,7 +41,9 @@ def cdf_points(values: Floats) -> dict[str, Any]:
 
 
 class Windows:
-    """A run of `length` cut into WINDOWS equal windows; `at`: when each request came, in the same unit."""
+    """A run of duration `length`, divided into WINDOWS equal windows; `at`: time at which each request came, in the
+    same unit.
+    """
 
     def __init__(self, at: Floats, length: float) -> None:
         edges = np.linspace(0.0, length, WINDOWS + 1)
@@ -47,14 +51,16 @@ class Windows:
         self._where = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, WINDOWS - 1)
 
     def attainment(self, mine: NDArray[np.bool_], good: NDArray[np.bool_]) -> list[float | None]:
-        """For each window the share of the requests `mine` that are `good`, too; None without requests."""
+        """Return for each window the share of the requests `mine` that are also in `good`; None for a window without
+        such requests.
+        """
         sent = np.bincount(self._where[mine], minlength=WINDOWS)
         kept = np.bincount(self._where[mine & good], minlength=WINDOWS)
         return [None if n == 0 else rounded(float(k / n)) for k, n in zip(kept, sent, strict=True)]
 
 
 def latency_curve(name: str, slo_ms: float | None, latency_ms: Floats, sent: int) -> dict[str, Any]:
-    """A service's distribution of latency as a chart draws it; the shares are of all `sent` requests."""
+    """Return a service's distribution of latency as a chart draws it; the shares are of all `sent` requests."""
     times = np.sort(latency_ms)
     at = np.unique(np.linspace(0, len(times) - 1, POINTS).astype(int)) if len(times) else np.zeros(0, int)
     return {
@@ -64,7 +70,9 @@ def latency_curve(name: str, slo_ms: float | None, latency_ms: Floats, sent: int
 
 
 def ratio_to(values: Floats, base: Floats) -> dict[str, Any] | None:
-    """CDF of values / base per job, with the shares of jobs that became at least 1 % faster and slower."""
+    """Return the cumulative distribution of values / base over jobs, with the shares of jobs that became at least 1 %
+    faster and slower.
+    """
     known = ~np.isnan(values) & ~np.isnan(base) & (base > 0)
     if not known.any():
         return None
@@ -77,7 +85,7 @@ def ratio_to(values: Floats, base: Floats) -> dict[str, Any] | None:
 
 
 def rounded(value: Any, figures: int = 5) -> Any:
-    """A number, or a list of numbers, rounded to significant figures; None for values that are not finite."""
+    """Return a number, or a list of numbers, rounded to significant figures; None for values that are not finite."""
     if isinstance(value, list):
         return [rounded(item, figures) for item in value]
     if value is None or not math.isfinite(value):

@@ -14,12 +14,14 @@ ASSETS = resources.files("cotenant.report").joinpath("assets")
 
 
 def asset(name: str) -> str:
-    """Content of a file of this package."""
+    """Return the content of a file of this package."""
     return ASSETS.joinpath(name).read_text(encoding="utf-8")
 
 
 def plotly() -> str:
-    """Plotly's basic bundle (scatter and bar), the only third-party file here; its licence is in the same folder."""
+    """Return Plotly's basic bundle (scatter and bar), the only third-party file in this package; its licence is in the
+    same folder.
+    """
     return gzip.decompress(ASSETS.joinpath("plotly-basic.min.js.gz").read_bytes()).decode()
 
 
@@ -46,7 +48,7 @@ def shell(
 
 
 def lead(text: str) -> str:
-    """HTML of the paragraph below the title, which states the result."""
+    """Return the HTML of the paragraph below the title, which states the result."""
     return f'<p class="headline">{html.escape(text)}</p>'
 
 
@@ -55,6 +57,6 @@ def _fill(template: str, parts: Mapping[str, str]) -> str:
 
 
 def script_json(data: Any) -> str:
-    """JSON that is safe inside a script element."""
+    """Return the data as JSON that is safe inside a script element."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,4 +1,4 @@
-"""Explains one job's history in sentences, from the record alone."""
+"""Explains one job's history in sentences, from the record of its run alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Story:
 
     @property
     def title(self) -> str:
-        """A description of the job: "a under fifo + tune: res50, 4 GPUs, tenant vc1"."""
+        """Return a description of the job: "a under fifo + tune: res50, 4 GPUs, tenant vc1"."""
         what = [str(self.facts["model"])] if self.facts.get("model") else []
         what.append(plural(self.facts["gpus"], "GPU"))
         if self.facts.get("tenant"):
@@ -39,13 +39,13 @@ class Story:
         return f"{self.job} under {self.run}: {', '.join(what)}"
 
     def lines(self) -> list[str]:
-        """The history as lines of text: title, then time and sentence."""
+        """Return the job's history as lines of text: title, then time and sentence."""
         times = [clock_text(step.time_s) for step in self.steps]
         width = max((len(text) for text in times), default=0)
         return [self.title, *(f"  {at:>{width}}  {step.text}" for at, step in zip(times, self.steps, strict=True))]
 
     def to_dict(self) -> dict[str, Any]:
-        """The history as plain data for JSON."""
+        """Return the job's history as plain data for JSON."""
         return {
             "job": self.job,
             "run": self.run,
@@ -57,7 +57,7 @@ class Story:
 
 
 def explain(record: Record, job: str, every_event: bool = False) -> Story:
-    """The history of the job with this id; `every_event`: do not combine events.
+    """Return the history of the job with this id; `every_event`: do not combine events.
 
     Raises InputError for an id that the run does not have, with similar ones.
     """
@@ -78,7 +78,7 @@ def explain(record: Record, job: str, every_event: bool = False) -> Story:
 
 
 def find_job(record: Record, job: str) -> int:
-    """Row of a job id; InputError suggests similar ids."""
+    """Return the row of a job id in the jobs table; InputError suggests similar ids."""
     ids = record.job("id")
     found = np.flatnonzero(ids == job)
     if len(found):
@@ -95,7 +95,7 @@ def find_job(record: Record, job: str) -> int:
 
 
 def happenings(record: Record, row: int) -> list[Happening]:
-    """The events of one job."""
+    """Return the events of one job from the record."""
     found = []
     for i in np.flatnonzero(record.events.job == row):
         where = None if record.placements is None else record.placements.at(int(i))
@@ -116,8 +116,9 @@ def happenings(record: Record, row: int) -> list[Happening]:
 
 
 def rounds_at(record: Record) -> Any:
-    """Returns a function that describes the cluster's state at a time, after the last decision before it; None if there
-    is no decision yet."""
+    """Return a function that describes the cluster's state at a time, after the last decision before it; None if there
+    is no decision yet.
+    """
     times = record.rounds["time_s"].to_numpy()
     total = record.info.cluster.get("gpus")
 
@@ -163,8 +164,9 @@ def _ending(story: Story, record: Record) -> Step:
 
 
 def notable_jobs(record: Record) -> list[tuple[str, str]]:
-    """Unusual jobs as (job id, why it is unusual): the slowest job, the one that waited longest, those preempted and
-    moved most often ..."""
+    """Return unusual jobs as (job id, why it is unusual): the slowest job, the one that waited longest, those preempted
+    and moved most often ...
+    """
     jobs = Analysis(record).jobs
     ids = record.job("id")
     found: dict[str, list[str]] = {}

@@ -27,13 +27,13 @@ HEADS = (
 
 
 def write_page(path: str | Path, result: OpenAiResult | LlmResult) -> None:
-    """Write the page atomically."""
+    """Write the page about requests to language models atomically."""
     with atomic_file(path) as file:
         file.write(build_page(result))
 
 
 def build_page(result: OpenAiResult | LlmResult) -> str:
-    """The page as text."""
+    """Return the page about requests to language models as text."""
     content = result.summary()
     simulated = isinstance(result, LlmResult)
     title = "Language models, simulated" if simulated else "Language models under load"
@@ -78,8 +78,9 @@ def _cell(key: str, value: Any) -> str:
 
 
 def page_data(result: OpenAiResult | LlmResult) -> dict[str, Any]:
-    """Data of the curves: distributions per model, and attainment in windows of the run; for a simulation also which
-    models were on the GPUs."""
+    """Return the data of the page's curves: distributions per model, and attainment in windows of the run; for a
+    simulation also which models were on the GPUs.
+    """
     times = result.times
     promises = result.targets if isinstance(result, LlmResult) else result.test.promises
     kept = times.kept(promises)
@@ -101,8 +102,8 @@ def page_data(result: OpenAiResult | LlmResult) -> dict[str, Any]:
 
 
 def stays(switches: Sequence[Switch], end_s: float) -> list[dict[str, Any]]:
-    """Bars that show when each model was on which GPU, or was being moved (`moving`), in seconds. Bars of one model
-    that are less than a pixel apart are merged.
+    """Return bars that show when each model was on which GPU, or was being moved (`moving`), in seconds. Bars of one
+    model that are less than a pixel apart are merged.
     """
     gap_s, found = end_s / PIXELS, []
     open_bars: dict[tuple[int, bool], dict[str, Any]] = {}

@@ -14,19 +14,21 @@ from cotenant.report.serving import in_time, service_table
 
 
 def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -> None:
-    """Write the page atomically."""
+    """Write the page of a load test atomically."""
     with atomic_file(path) as file:
         file.write(build_page(result, title))
 
 
 def build_page(result: LoadResult, title: str = "Load test") -> str:
-    """The page as text."""
+    """Return the page of a load test as text."""
     parts = {"table": service_table(result.summary()["services"])}
     return shell(title, lead(headline(result)), "serving.html", parts, page_data(result), ("serving.js",))
 
 
 def headline(result: LoadResult) -> str:
-    """The result in a few sentences, including the part of the latencies that the load generator caused."""
+    """Return the load test's result in a few sentences, including the part of the latencies that the load generator
+    caused.
+    """
     content = result.summary()
     text = [
         f"{content['requests']:,} requests in {content['duration_s']:g} s to {result.url or 'a server'} "
@@ -46,8 +48,9 @@ def headline(result: LoadResult) -> str:
 
 
 def page_data(result: LoadResult) -> dict[str, Any]:
-    """Data of the page's curves: for each service, the distribution of latency relative to its SLO, and attainment in
-    windows."""
+    """Return the data of the page's curves: for each service, the distribution of latency relative to its SLO, and
+    attainment in windows.
+    """
     rows, latency = result.rows, result.latency_ms
     windows = Windows(rows["scheduled"], result.duration_s)
     answered = (rows["outcome"] == OK) | (rows["outcome"] == LATE)

@@ -36,7 +36,7 @@ def write_page(path: str | Path, runs: list[Run], title: str = "Cotenant runs", 
 
 
 def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | None = None) -> str:
-    """The page as text. Runs get unique labels and the facets in which they differ."""
+    """Return the page about the runs as text. Runs get unique labels and the facets (options) in which they differ."""
     arrange(runs)
     head = (
         f'<p class="lede">{lede(runs)}</p>\n    <p class="headline">{headline(runs)}</p>\n'
@@ -53,7 +53,7 @@ def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | No
 
 
 def pick_baseline(runs: list[Run], wanted: str | None = None) -> str:
-    """The policy to compare jobs with; InputError if no run has it."""
+    """Return the policy to compare jobs with; InputError if no run has it."""
     policies = list(dict.fromkeys(run.policy for run in runs))
     if wanted is not None:
         if wanted not in policies:
@@ -65,7 +65,7 @@ def pick_baseline(runs: list[Run], wanted: str | None = None) -> str:
 
 
 def page_data(runs: list[Run], baseline: str) -> dict[str, Any]:
-    """Everything the charts draw, as plain data."""
+    """Return everything that the page's charts draw, as plain data."""
     policies = list(dict.fromkeys(run.policy for run in runs))
     by_policy = len(policies) > 1 or len(runs) == 1
     return {
@@ -108,7 +108,7 @@ def _series(run: Run) -> dict[str, Any]:
 
 
 def _ratio(run: Run, runs: list[Run], baseline: str) -> dict[str, Any] | None:
-    """Each job's completion time compared with that under the baseline policy in the same conditions."""
+    """Return each job's completion time compared with that under the baseline policy in the same conditions."""
     base = next((r for r in runs if r.policy == baseline and r.facets == run.facets), None)
     if base is None or base is run or run.policy == base.policy or len(base.ids) != len(run.ids):
         return None
@@ -121,7 +121,7 @@ def _facets(runs: list[Run]) -> list[dict[str, Any]]:
     facets = []
     for key in runs[0].facets if runs else ():
         values = list(dict.fromkeys(run.facets[key] for run in runs))
-        with contextlib.suppress(ValueError):  # values that are not numbers keep their order
+        with contextlib.suppress(ValueError):  # values of a condition that are not numbers keep their order
             values = sorted(values, key=lambda text: float(text.split("/")[0]))
         facets.append({"key": key, "name": facet_name(key), "values": values})
     return facets
@@ -146,7 +146,7 @@ def opening(runs: list[Run]) -> dict[str, str]:
 
 
 def lede(runs: list[Run]) -> str:
-    """The line under the title: how many runs, jobs and GPUs."""
+    """Return the line under the title: how many runs, jobs and GPUs."""
     jobs = sorted({run.summary["jobs"] for run in runs})
     gpus = sorted({int(run.info.cluster.get("gpus") or 0) for run in runs})
     pieces = [plural(len(runs), "run")]
@@ -156,7 +156,7 @@ def lede(runs: list[Run]) -> str:
 
 
 def headline(runs: list[Run]) -> str:
-    """The main result in a sentence: which policy finishes jobs soonest, and compared with which."""
+    """Return the main result of the runs in a sentence: which policy finishes jobs soonest, and compared with which."""
     finished = [run for run in runs if run.summary["jct_s"]["mean"] is not None]
     if not finished:
         return "No job finished in these runs."
@@ -180,7 +180,9 @@ def headline(runs: list[Run]) -> str:
 
 
 def _headline_over_conditions(runs: list[Run]) -> str:
-    """Which policy is best where; seeds are repetitions of a condition, and a policy's mean is taken over them."""
+    """Return sentences that say under which conditions which policy is best; runs that differ only in the seed are
+    repetitions of a condition, and a policy's mean is taken over them.
+    """
     means: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     for run in runs:
         condition = tuple((key, value) for key, value in run.facets.items() if key != "seed")
@@ -216,7 +218,7 @@ def _headline_over_conditions(runs: list[Run]) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """A time in the format of the table and the tiles."""
+    """Return a time in the format of the page's table and tiles."""
     return time_text(seconds, trim=False)
 
 
@@ -224,7 +226,7 @@ def _sooner(fast: float, slow: float) -> str:
     return f"{slow / fast:.1f}× sooner" if slow >= 2 * fast else f"{(1 - fast / slow) * 100:.0f} % sooner"
 
 
-# key of the metric, title if the page has several runs, title if it has one
+# key of the metric, title of its tile if the page has several runs, title if the page has one
 TILES = (
     ("jct_s.mean", "Lowest mean JCT", "Mean JCT"),
     ("jct_s.p99", "Lowest p99 JCT", "p99 JCT"),
@@ -234,7 +236,7 @@ TILES = (
 
 
 def tiles(runs: list[Run]) -> str:
-    """Four figures, each with the run that has its best value."""
+    """Return HTML of four figures, each with the run that has its best value."""
     columns = {column.key: column for column in COLUMNS}
     cells = []
     for key, best, plain in TILES:
@@ -255,7 +257,7 @@ def tiles(runs: list[Run]) -> str:
 
 
 def table_html(runs: list[Run]) -> str:
-    """The table of runs; readable without scripts, sortable and filterable with them."""
+    """Return the table of runs as HTML, readable without scripts, sortable and filterable with them."""
     summaries = [run.summary for run in runs]
     columns = [c for c in COLUMNS if any(lookup(s, c.key) is not None for s in summaries)]
     if all(s["jobs_completed"] == s["jobs"] for s in summaries):
@@ -274,7 +276,7 @@ def table_html(runs: list[Run]) -> str:
             raw = "" if value is None else f' data-v="{value:.6g}"'
             text = texts[column.key][i]
             cells.append(f'<td class="{" ".join(classes)}"{raw}><span>{text}</span></td>')
-        # if scripts run, controls above the table show the conditions, so the label need only show the policy
+        # the controls above the table show the conditions if scripts run, so the label need only show the policy
         rest = f'<span class="cond">{html.escape(run.label.removeprefix(run.policy))}</span>'
         name = f'<th scope="row"><i class="swatch"></i>{html.escape(run.policy)}{rest}</th>'
         rows.append(f'<tr data-run="{i}">{name}{"".join(cells)}</tr>')
@@ -295,7 +297,9 @@ def _table_heads(columns: list[Column], leads: set[str]) -> str:
 
 
 def conditions_html(runs: list[Run]) -> str:
-    """Conditions of the runs, for the end of the page: trace, cluster, options, seed, remarks of the reader."""
+    """Return the conditions of the runs as HTML, for the end of the page: trace, cluster, options, seed, remarks of the
+    reader.
+    """
     blocks = []
     for run in runs:
         info = run.info

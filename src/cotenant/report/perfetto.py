@@ -1,5 +1,6 @@
-"""A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: nodes as processes, GPUs as threads, jobs as
-slices, and the cluster's jobs and GPUs as counters."""
+"""Writes a run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: nodes as processes, GPUs as threads, jobs
+as slices, and the cluster's jobs and GPUs as counters.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ class Lanes:
         self.parts: dict[int, dict[int, float]] = {}
 
     def take(self, amount: float) -> list[int]:
-        """Lanes for a number of GPUs, or for a part of one."""
+        """Return free lanes for a number of GPUs, or for a part of one GPU, and mark them as used."""
         if amount < _WHOLE:
             return [self._take_part(amount)]
         return [self._take_gpu() * self.PER_GPU for _ in range(round(amount))]
@@ -119,14 +120,14 @@ class Lanes:
 
 
 def lane_name(lane: int) -> str:
-    """Name of a lane: "GPU 3", or "GPU 3 part 2"."""
+    """Return the name of a lane of the trace: "GPU 3", or "GPU 3 part 2"."""
     gpu, part = divmod(lane, Lanes.PER_GPU)
     return f"GPU {gpu} part {part}" if part else f"GPU {gpu}"
 
 
 @dataclass
 class _Stay:
-    """A job's stay on a node, from one event on."""
+    """A job's stay on a node, which begins with an event of the record."""
 
     gpus: float
     lanes: list[int]
@@ -142,7 +143,7 @@ def _slices(record: Record, placements: Placements, lanes: list[Lanes]) -> Itera
     drawn = _Drawer(record)
     for begin, end in _simultaneous(events.time_s):
         now = float(events.time_s[begin])
-        # if a job has several events at one time, only the last one counts
+        # only the last of several events that a job has at one time counts
         last = {int(events.job[i]): i for i in range(begin, end)}
         wanted = {job: dict(placements.at(i)) if holding[i] else {} for job, i in last.items()}
         # stays are ended before others begin, so that jobs that begin at the same time can use their GPUs
@@ -187,7 +188,7 @@ class _Drawer:
 
 
 def _simultaneous(times: Any) -> Iterator[tuple[int, int]]:
-    """Ranges of events with the same time."""
+    """Produce the ranges of events with the same time."""
     if len(times) == 0:
         return
     edges = np.flatnonzero(np.diff(times)) + 1

@@ -1,4 +1,4 @@
-"""The data of a report about each run, and how runs differ."""
+"""The data about each run that reports show, and the options in which runs differ."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Run:
     spreads: dict[str, Floats]  #: metric -> value for each job, in the order of the jobs table; NaN if the job has none
     series: Series
     groups: dict[str, list[dict[str, Any]]]  #: breakdowns of the metrics by "gpus", "class", "model" and "tenant"
-    group_counts: dict[str, int]  #: number of all groups, of which `groups` has at most MOST_GROUPS
+    group_counts: dict[str, int]  #: number of all groups of each breakdown, of which `groups` has at most MOST_GROUPS
     ids: NDArray[np.object_]
     path: Path | None = None
     policy: str = ""  #: the policy that a report compares; all runs of one policy have the same colour
-    label: str = ""  #: the policy and, if that is not unique in the report, the facets
+    #: the policy and, if that is not unique in the report, the facets (options in which the runs differ)
+    label: str = ""
     facets: dict[str, str] = field(default_factory=dict)  #: the conditions in which the runs of this policy differ
     load: float | None = None  #: x value of the run in curves over the load; None if the run has no load
 
@@ -120,8 +121,9 @@ def arrange(runs: list[Run]) -> list[Run]:
 
 
 def in_order(runs: list[Run]) -> list[Run]:
-    """Sort arranged runs by policy, then by their conditions, numbers by size. The names of their folders have another
-    order."""
+    """Sort arranged runs by policy, then by their conditions, numbers by size. The order of their folders' names means
+    nothing.
+    """
 
     def natural(text: str) -> tuple[tuple[float, str], ...]:
         pieces = re.findall(r"\d+\.?\d*|\D+", text)
@@ -131,8 +133,9 @@ def in_order(runs: list[Run]) -> list[Run]:
 
 
 def moves_note(runs: Iterable[tuple[RunInfo, dict[str, Any]]]) -> str | None:
-    """A note about moves in the runs (info, summary) in which moving cost nothing; None if every move had a cost or no
-    job moved."""
+    """Return a note about moves in the runs (info, summary) in which moving cost nothing; None if every move had a cost
+    or no job moved.
+    """
     moved = [info.options for info, summary in runs if summary["moves"]]
     free = [o for o in moved if o.get("restart_cost_s") == 0 and o.get("checkpoint_cost_s") == 0]
     if not free:
@@ -148,7 +151,7 @@ FACET_NAMES = {"cpus_per_node": "CPUs per node", "gpu_mix": "GPU mix", "memory_p
 
 
 def facet_name(key: str) -> str:
-    """Display name of a condition: "cpus_per_node" is "CPUs per node"."""
+    """Return the display name of a condition: "cpus_per_node" is "CPUs per node"."""
     return FACET_NAMES.get(key, key.removesuffix("_s").replace("_", " "))
 
 
@@ -198,7 +201,7 @@ def _short(value: Any) -> str:
 
 
 def load_of(info: RunInfo) -> float | None:
-    """The load of a run by its options: `load` as a fraction, else `rate` ("8/h") per hour."""
+    """Return the load of a run by its options: `load` as a fraction, else `rate` ("8/h") per hour."""
     for source in (info.options, info.trace):
         for key in ("load", "rate"):
             value = source.get(key)

@@ -17,13 +17,13 @@ from cotenant.sim.serving.engine import ServingResult
 
 
 def write_page(path: str | Path, result: ServingResult, title: str = "Serving run") -> None:
-    """Write the page atomically."""
+    """Write the page of a serving run atomically."""
     with atomic_file(path) as file:
         file.write(build_page(result, title))
 
 
 def build_page(result: ServingResult, title: str = "Serving run") -> str:
-    """The page as text."""
+    """Return the page of a serving run as text."""
     summary = result.summary()
     head = lead(headline(result, summary))
     return shell(
@@ -36,7 +36,7 @@ def _rows(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def headline(result: ServingResult, summary: dict[str, Any]) -> str:
-    """The result in a sentence or two."""
+    """Return the result of a serving run in a sentence or two."""
     plan = result.plan
     rows = {name: row for name, row in _rows(summary).items() if row["slo_attainment"] is not None}
     text = (
@@ -50,7 +50,7 @@ def headline(result: ServingResult, summary: dict[str, Any]) -> str:
 
 
 def in_time(worst: str, share: float) -> str:
-    """A sentence on the lowest SLO attainment, with its service; 0..1."""
+    """Return a sentence on the lowest SLO attainment `share`, 0..1, and the service that has it."""
     if share == 1:
         return "Every request was answered in time."
     if share >= 0.99:
@@ -59,7 +59,7 @@ def in_time(worst: str, share: float) -> str:
 
 
 def service_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Rows of the summary, a row per service or stage, as a table's HTML."""
+    """Return the rows of the summary, a row per service or stage, as a table's HTML."""
     # only live runs have requests that failed, so only they have this column
     failing = any(row.get("failed") for row in rows.values())
     more = ("failed",) if failing else ()
@@ -115,6 +115,8 @@ def page_data(result: ServingResult) -> dict[str, Any]:
 
 
 def _busy_ms(rows: np.ndarray, let: int) -> float:
-    """Time that a gpulet ran batches. Each request of a batch of n adds an nth of the batch's time."""
+    """Return the time in ms for which a gpulet (part of a GPU) ran batches. Each request of a batch of n adds an nth of
+    the batch's time.
+    """
     mine = rows[rows["let"] == let]
     return float(((mine["finished"] - mine["started"]) / np.maximum(1, mine["batch"])).sum())

@@ -11,8 +11,8 @@ from cotenant.core.events import Kind, Reason
 from cotenant.core.metrics.timeline import HOLDING
 from cotenant.report.text import clock_text, figures, join_words, plural, time_text
 
-MOVES_TOLD = 2  # up to this many moves within one period of running get a sentence each; more are combined
-# Up to this many periods of running or waiting get a sentence each. If there are more, those in the middle are
+MOVES_TOLD = 2  # at most this many moves within one period of running get a sentence each; more are combined
+# At most this many periods of running or waiting get a sentence each. If there are more, those in the middle are
 # combined.
 STRETCHES_TOLD = 8
 Where = list[tuple[int, float]]
@@ -62,8 +62,9 @@ NEVER: dict[Reason, str] = {
 
 @dataclass(frozen=True)
 class Happening:
-    """One event of a job. `gpus`: number of GPUs that the job wants; `where`: (node, GPUs) pairs, None if the record
-    has no placements."""
+    """One event in a job's history. `gpus`: number of GPUs that the job wants; `where`: (node, GPUs) pairs, None if the
+    record has no placements.
+    """
 
     gpus: float
     time_s: float
@@ -92,7 +93,7 @@ class Happening:
 
 @dataclass(frozen=True)
 class Step:
-    """One sentence and the time to which it refers."""
+    """One sentence of a job's history and the time to which it refers."""
 
     time_s: float
     text: str
@@ -122,7 +123,7 @@ def tell(
     cluster_at: Callable[[float], str | None],
     every_event: bool = False,
 ) -> list[Step]:
-    """The history of a job up to `end_s` (its finish or the record's end), without the sentence about its end.
+    """Return the history of a job up to `end_s` (its finish or the record's end), without the sentence about its end.
 
     `cluster_at` returns the state of the cluster at a time.
     """
@@ -197,7 +198,7 @@ def _waited(
 
 
 def _reasons_by_time(waits: list[Happening], end_s: float) -> list[tuple[Reason, float]]:
-    """The reasons of waiting, with the time during which each applied, longest first."""
+    """Return the reasons of waiting, with the time during which each applied, longest first."""
     held: Counter[Reason] = Counter()
     ends = [event.time_s for event in waits[1:]] + [end_s] * bool(waits)
     for event, end in zip(waits, ends, strict=True):
@@ -341,8 +342,9 @@ def _between(values: list[float], noun: str) -> str:
 
 
 def _speed(speed: float) -> str:
-    """The job's speed relative to that with the GPU-proportional share of CPU and memory on the reference GPU, in
-    words."""
+    """Return the job's speed relative to that with the GPU-proportional share of CPU and memory on the reference GPU,
+    in words.
+    """
     return "its proportional speed" if figures(speed) == "1" else f"{figures(speed)}× its proportional speed"
 
 

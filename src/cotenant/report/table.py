@@ -32,8 +32,8 @@ class Column:
 
     @property
     def better(self) -> str:
-        """Whether a larger or smaller value is better when runs are compared. None for utilisation: of two runs of the
-        same jobs, the one with slower jobs uses GPUs more.
+        """Return whether a larger or a smaller value of the column is better when runs are compared. None for
+        utilisation: of two runs of the same jobs, the one with slower jobs uses GPUs more.
         """
         return "neither" if self.key.startswith("utilisation.") else self.metric.better
 
@@ -63,11 +63,13 @@ BY_IMPORTANCE = (
     "utilisation.cpu", "ftf_rho.mean", "jct_s.p95", "preemptions", "moves", "fragmentation", "utilisation.memory",
     "jobs_completed", "energy.total_j", "jct_s.p999",
 )  # fmt: skip
-LABEL_WIDTH = 20  # a label that is longer is wrapped, before a column is left out
+LABEL_WIDTH = 20  # a label that is longer than this is wrapped before a column is left out
 
 
 def best_rows(summaries: Sequence[dict[str, Any]], column: Column) -> set[int]:
-    """Rows with the best displayed value; none if all values are equal, or if neither larger nor smaller is better."""
+    """Return the rows whose displayed value in the column is best; none if all values are equal, or if neither larger
+    nor smaller is better.
+    """
     values = [lookup(summary, column.key) for summary in summaries]
     known = [value for value in values if value is not None]
     if column.better == "neither" or len(known) < 2:
@@ -80,12 +82,12 @@ def best_rows(summaries: Sequence[dict[str, Any]], column: Column) -> set[int]:
 
 
 def cell_texts(summaries: Sequence[dict[str, Any]], column: Column) -> list[str]:
-    """The column's cells as text, one per summary."""
+    """Return the texts of the column's cells, one per summary."""
     return column_texts([lookup(summary, column.key) for summary in summaries], column.metric.unit)
 
 
 def known_columns(summaries: Sequence[dict[str, Any]]) -> list[Column]:
-    """The columns that hold a value in any of the summaries."""
+    """Return the columns that hold a value in any of the summaries."""
     return [c for c in COLUMNS if any(lookup(summary, c.key) is not None for summary in summaries)]
 
 
@@ -96,8 +98,8 @@ def runs_table(
     columns: Sequence[Column] | None = None,
     label_width: int | None = None,
 ) -> Table:
-    """A table of (label, summary); the best value of a column is green. Labels longer than `label_width` are wrapped;
-    numbers never are.
+    """Return a table of (label, summary); the best value of a column is green. Labels longer than `label_width` are
+    wrapped; numbers never are.
     """
     from rich import box
     from rich.table import Table
@@ -121,8 +123,9 @@ def runs_table(
 def turned_table(
     rows: Sequence[tuple[str, dict[str, Any]]], columns: Sequence[Column], *, title: str | None = None
 ) -> Table:
-    """The same table as `runs_table`, but with a row per figure and a column per run, which suits few runs on a narrow
-    terminal."""
+    """Return a table of runs like `runs_table`, but with a row per figure and a column per run, which suits few runs on
+    a narrow terminal.
+    """
     from rich import box
     from rich.table import Table
 
@@ -179,7 +182,7 @@ def print_runs(
 def _fit(
     console: Console, rows: Sequence[tuple[str, dict[str, Any]]], columns: list[Column]
 ) -> tuple[list[Column], int | None]:
-    """As many columns as fit the console, and the width that is left for labels; None: no label is wrapped."""
+    """Return as many columns as fit the console, and the width that is left for labels; None: no label is wrapped."""
     longest = max([3, *(len(label) for label, _ in rows)])
     ranked = sorted(columns, key=lambda c: BY_IMPORTANCE.index(c.key))
     for n in range(len(ranked), 0, -1):

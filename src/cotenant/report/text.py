@@ -9,7 +9,9 @@ DASH = "–"
 
 
 def time_text(seconds: float | None, trim: bool = True) -> str:
-    """A duration with three figures: 0 s, 350 ms, 42 s, 5.2 min, 13.4 h, 2.41 d; `trim` drops trailing zeros."""
+    """Return a duration as text with three figures: 0 s, 350 ms, 42 s, 5.2 min, 13.4 h, 2.41 d; `trim` drops trailing
+    zeros.
+    """
     if seconds is None or math.isnan(seconds):
         return DASH
     size = abs(seconds)
@@ -27,7 +29,8 @@ _UNITS = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0)
 
 
 def column_texts(values: Sequence[float | None], unit: str) -> list[str]:
-    """A column of values by its unit (s, share, ratio, J or count): three figures, trailing zeros kept.
+    """Return the texts of a column of values by its unit (s, share, ratio, J or count): three figures, trailing zeros
+    kept.
 
     Times of one column share one unit, that of their median (or a larger one where the largest would have four digits),
     so that they can be compared at a glance.
@@ -44,37 +47,42 @@ def column_texts(values: Sequence[float | None], unit: str) -> list[str]:
 
 
 def figures(value: float, n: int = 3, trim: bool = True) -> str:
-    """A number with n significant figures and no exponent: 0.0123, 1.5, 134, 1,340. `trim` drops trailing zeros."""
+    """Return a number as text with n significant figures and no exponent: 0.0123, 1.5, 134, 1,340. `trim` drops
+    trailing zeros.
+    """
     if value == 0:
         return "0"
-    value = float(f"{value:.{n - 1}e}")  # rounded to n digits first, so that 0.9996 gets as many decimals as 1.00
+    # the value is rounded to n digits first, so that 0.9996 gets as many decimals as 1.00
+    value = float(f"{value:.{n - 1}e}")
     decimals = n - 1 - math.floor(math.log10(abs(value)))
     text = f"{round(value, decimals):,.{max(decimals, 0)}f}"
     return text.rstrip("0").rstrip(".") if trim and "." in text else text
 
 
 def share_text(share: float | None) -> str:
-    """A fraction as percent: 65.6 %."""
+    """Return a fraction as text in percent: 65.6 %."""
     return DASH if share is None or math.isnan(share) else f"{share * 100:.1f} %"
 
 
 def ratio_text(ratio: float | None, trim: bool = True) -> str:
-    """A ratio in three figures: 1.62."""
+    """Return a ratio as text in three figures: 1.62."""
     return DASH if ratio is None or math.isnan(ratio) else figures(ratio, trim=trim)
 
 
 def count_text(count: float | None) -> str:
-    """A count with thousands separators: 12,345."""
+    """Return a count as text with thousands separators: 12,345."""
     return DASH if count is None or math.isnan(count) else f"{count:,.0f}"
 
 
 def energy_text(joules: float | None) -> str:
-    """An energy in kilowatt hours, in three figures: 1.62 kWh."""
+    """Return an energy as text in kilowatt hours, in three figures: 1.62 kWh."""
     return DASH if joules is None or math.isnan(joules) else f"{figures(joules / 3.6e6, trim=False)} kWh"
 
 
 def metric_text(value: float | None, unit: str) -> str:
-    """A value by its unit (s, share, ratio, J or count), for columns: three figures, trailing zeros kept."""
+    """Return a value as text by its unit (s, share, ratio, J or count), for columns: three figures, trailing zeros
+    kept.
+    """
     if unit == "s":
         return time_text(value, trim=False)
     if unit == "ratio":
@@ -85,7 +93,7 @@ def metric_text(value: float | None, unit: str) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """A point of time since the start of the trace, whole seconds: 0:05:00, 13:20:00, 2 d 01:30:00."""
+    """Return as text a point of time since the start of the trace, whole seconds: 0:05:00, 13:20:00, 2 d 01:30:00."""
     days, rest = divmod(int(seconds), 86400)
     text = f"{rest // 3600}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days} d {text.zfill(8)}" if days else text
@@ -99,6 +107,6 @@ def join_words(words: list[str], last: str = "and") -> str:
 
 
 def plural(count: float, noun: str, many: str | None = None) -> str:
-    """A number with its noun: 1 GPU, 2 GPUs, 0.5 GPUs, 12,345 jobs."""
+    """Return a number with its noun: 1 GPU, 2 GPUs, 0.5 GPUs, 12,345 jobs."""
     text = f"{count:,.0f}" if float(count).is_integer() else figures(count)
     return f"{text} {noun if count == 1 else many or noun + 's'}"

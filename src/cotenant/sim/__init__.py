@@ -1,1 +1,1 @@
-"""Simulators; they run in virtual time."""
+"""Simulators of clusters and GPUs under the policies of this package; they run in virtual time."""

@@ -29,8 +29,9 @@ LS, BE = 0, 1
 
 @dataclass(frozen=True)
 class Job:
-    """Input of a simulation: the LS kernels of a request, the BE kernels of a cycle, and arrivals in ns. `sm_count`:
-    SMs of the GPU on which the kernels were measured."""
+    """Input of a co-location simulation: the latency-sensitive (LS) kernels of a request, the best-effort (BE) kernels
+    of one cycle of the BE program, and arrivals in ns. `sm_count`: SMs of the GPU on which the kernels were measured.
+    """
 
     ls: Sequence[KernelWork]
     be: Sequence[KernelWork]
@@ -41,8 +42,9 @@ class Job:
 
 @dataclass
 class ColocationResult:
-    """Result: the latency of each request (arrival to answer), the time that the completed BE kernels take when alone,
-    and the time in which LS work was active."""
+    """Result of a co-location simulation: the latency of each request (arrival to answer), the time that the completed
+    BE kernels take when alone, and the time in which LS work was active.
+    """
 
     latency_ns: list[float] = field(default_factory=list)
     be_work_ns: float = 0.0
@@ -62,13 +64,15 @@ class _Running:
     alone: float  # duration of the kernel alone on the whole GPU, divided by its duration here
 
     def delay(self, by_ns: int) -> None:
-        """Extend the kernel by `by_ns`."""
+        """Extend the kernel's run by `by_ns` nanoseconds."""
         self.alone *= self.left_ns / (self.left_ns + by_ns)
         self.left_ns += by_ns
 
 
 class ColocationEngine:
-    """Simulates one GPU with one LS worker and one BE program. `run` returns a ColocationResult."""
+    """Simulates one GPU with one latency-sensitive (LS) worker and one best-effort (BE) program. `run` returns a
+    ColocationResult.
+    """
 
     def __init__(self, job: Job, scheme: Scheme, settings: ColocationSettings, table: Contention | None = None) -> None:
         self.job, self.scheme = job, scheme
@@ -86,10 +90,10 @@ class ColocationEngine:
         self._waiting: deque[int] = deque()  # arrival times of requests that have not been answered
         self._left_in_request = 0
         self._active_since: float | None = None
-        self._holder = LS  # whose time slice it is, if kernels do not run concurrently
+        self._holder = LS  # the program (LS or BE) whose time slice it is, if kernels do not run concurrently
         self._slice_end = 0.0
         self._be_next = 0
-        self._be_submitted = 0  # number of kernels that were launched and are not in the queue yet
+        self._be_submitted = 0  # number of BE kernels that were launched and are not in the GPU's queue yet
         self._event_interval_ns = EVENT_INTERVAL_NS if self.scheme.rule is RuleKind.TIDAL else 0
         self._unchecked_ns = 0
         self._look_at = math.inf
@@ -141,7 +145,9 @@ class ColocationEngine:
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
     def _submit(self, owner: int, work: KernelWork, event_ns: int = 0) -> None:
-        """Queue a kernel. `event_ns`: GPU time of an event that is recorded after it."""
+        """Queue a kernel. `event_ns`: GPU time of an event that is recorded after the kernel, which the BE launch rule
+        reads.
+        """
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
         # on fewer SMs than it would fill, a kernel takes longer in proportion
@@ -165,8 +171,9 @@ class ColocationEngine:
         return self.table.event_ns
 
     def _dispatch(self) -> None:
-        """Start the kernels at the heads of the queues: both if they run concurrently, otherwise that of the owner of
-        the time slice."""
+        """Start the kernels at the heads of the queues: both if they run concurrently, otherwise that of the program
+        (LS or BE) whose time slice it is.
+        """
         busy = {kernel.owner for kernel in self._running}
         if self.scheme.together:
             for owner in (LS, BE):
@@ -191,7 +198,8 @@ class ColocationEngine:
             return
         self._left_in_request -= 1
         if self.scheme.rule is RuleKind.ORION:
-            # the scheme orion is asked again, because the next kernel of the request may have another work class
+            # the rule of the scheme orion is evaluated again, because the next kernel of the request may have another
+            # work class
             self._be_host()
         if self._left_in_request == 0:
             self._at(notice, self._answer)
@@ -220,8 +228,9 @@ class ColocationEngine:
         self._be_host()
 
     def _ls_class(self) -> WorkClass:
-        """Return the work class that the service reports: under orion that of its running kernel, otherwise only that
-        it is active."""
+        """Return the work class that the latency-sensitive service reports: under orion that of its running kernel,
+        otherwise only that it is active.
+        """
         if self._active_since is None:
             return WorkClass.NONE
         if self.scheme.rule is not RuleKind.ORION:
@@ -245,8 +254,9 @@ class ColocationEngine:
         )
 
     def _be_host(self) -> None:
-        """Simulate the host thread of the BE program: launch while the rule permits it, then set when to check
-        again."""
+        """Simulate the host thread of the BE program: launch while the rule permits it, then set the time at which the
+        rule is evaluated again.
+        """
         while self.job.be and self.now <= self.job.end_ns:
             work = self.job.be[self._be_next]
             now_ns, active = round(self.now), self._ls_class()
@@ -265,8 +275,9 @@ class ColocationEngine:
             self._at(self.now + self.table.launch_ns, self._submit_be, work, self._event(work))
 
     def _look_again(self, work: KernelWork, active: WorkClass) -> None:
-        """Set the time of the next check. The end of a kernel or of LS work causes a check by itself, so only a rule
-        that depends on time (tidal) needs one at a set time."""
+        """Set the time at which the rule for BE launches is evaluated again. The end of a kernel or of LS work has the
+        rule evaluated anyway, so only a rule that depends on time (tidal) needs a set time.
+        """
         if self.scheme.rule is not RuleKind.TIDAL:
             return
         at = float(self.state.busy_until_ns - self.rule.lead_ns)

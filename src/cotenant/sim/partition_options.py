@@ -15,7 +15,8 @@ MOST_MPS_JOBS = 48  # largest number of processes that MPS serves on one GPU
 
 @dataclass(frozen=True)
 class PartitionOptions:
-    """The options as the user wrote them; `policy` is None if no partition policy was requested."""
+    """The options of a partition policy as the user wrote them; `policy` is None if no partition policy was requested.
+    """
 
     policy: str | None = None
     layout: str | None = None
@@ -50,7 +51,7 @@ class PartitionOptions:
         return cls(**made)
 
     def given(self) -> list[str]:
-        """Return the names of the options that were given, except `policy`."""
+        """Return the names of the partition options that were given, except `policy`."""
         plain = PartitionOptions()
         return [n for n in self.__dataclass_fields__ if n != "policy" and getattr(self, n) != getattr(plain, n)]
 

@@ -36,7 +36,7 @@ MOST_BODY = 64 << 20
 
 
 class App:
-    """Serves one model. Must be created inside the event loop that serves it."""
+    """Serves one timed model over OpenAI's API. Must be created inside the event loop that serves it."""
 
     def __init__(self, profile: LlmProfile, device: Device, lost: Callable[[], None] = lambda: None) -> None:
         """Start the engine's thread. `lost` is called once, if the device fails."""
@@ -154,7 +154,9 @@ class App:
             self.engine.cancel(id_)
 
     async def _next(self, queue: asyncio.Queue[bool | None], gone: asyncio.Task[None]) -> bool:
-        """Wait for a token. Returns False if the client disconnects first. RefusalError if the device failed."""
+        """Wait for the next token of a request. Returns False if the client disconnects first. RefusalError if the
+        device failed.
+        """
         if not queue.empty():
             token = queue.get_nowait()
         else:
@@ -169,7 +171,7 @@ class App:
         return True
 
     def _deliver(self, tokens: Sequence[Token]) -> None:
-        """Pass tokens to the event loop; called on the engine's thread."""
+        """Pass the tokens of a step to the event loop; called on the engine's thread."""
         self._loop.call_soon_threadsafe(self._take, tokens)
 
     def _take(self, tokens: Sequence[Token]) -> None:
@@ -206,25 +208,25 @@ class _Writer:
         return {"index": 0, **part, "logprobs": None, "finish_reason": finish}
 
     def first(self) -> bytes:
-        """The bytes of a response before its first token."""
+        """Return the bytes of a streamed response before its first token."""
         if not self._chat:
             return b""
         delta = {"role": "assistant", "content": ""}
         return self._event([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def event(self, index: int) -> bytes:
-        """The bytes of a response for one token."""
+        """Return the bytes of a streamed response for its token number `index`."""
         return self._event([self._choice(answer_token(self._request.model, self._request.name, index), None)])
 
     def last(self) -> bytes:
-        """The bytes of a response after its last token."""
+        """Return the bytes of a streamed response after its last token."""
         end = self._event([self._choice("", self._request.finish)])
         if self._request.usage:
             end += self._event([], usage=self._usage)
         return end + b"data: [DONE]\n\n"
 
     def whole(self) -> bytes:
-        """The complete response, for requests without streaming."""
+        """Return the complete response, for a request without streaming."""
         request = self._request
         text = "".join(answer_token(request.model, request.name, index) for index in range(request.output_tokens))
         part: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
@@ -233,7 +235,7 @@ class _Writer:
 
 
 def _vector(model: str, text: str, as_text: bool) -> list[float] | str:
-    """A deterministic embedding of the text: numbers from -1 to 1, derived from a hash of model and text."""
+    """Return a deterministic embedding of the text: numbers from -1 to 1, derived from a hash of model and text."""
     raw = hashlib.shake_128(f"{model}/{digest(text)}".encode()).digest(DIMENSIONS)
     values = [x / 127.5 - 1 for x in raw]
     return base64.b64encode(struct.pack(f"<{DIMENSIONS}f", *values)).decode() if as_text else values

@@ -13,7 +13,7 @@ from cotenant.policy.llm_batching import Batcher, Token
 from cotenant.profiles.llm.profile import LlmProfile, Step
 
 SPIN_S = 0.0002  # the end of a step is awaited by spinning for this long, because a sleep may return this much late
-KERNEL_NS = 500_000  # on a GPU, a step is made of kernels of this length
+KERNEL_NS = 500_000  # length of the kernels, in ns, of which a step is made on a GPU
 MOST_BEHIND_S = 0.02  # after a pause of the machine that is longer than this, steps are not shortened to catch up
 
 
@@ -25,10 +25,10 @@ class Device(Protocol):
 
 
 class Clock:
-    """Runs steps by waiting. Time that the host needs between two steps counts as part of the next."""
+    """Runs steps by waiting. The host's own time between two steps counts as part of the next step."""
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
-        """Wait until the step has ended."""
+        """Wait until the step, which takes `seconds` from `began_s` on, has ended. Returns its end."""
         until = max(began_s, time.monotonic() - MOST_BEHIND_S) + seconds
         left = until - time.monotonic()
         if left > SPIN_S:
@@ -53,7 +53,7 @@ class Cuda:
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
         """Launch the step's kernels and wait. Steps with prefill are compute-bound, steps of decoding memory-bound."""
-        if not self._bound:  # the thread that launches must make the context current
+        if not self._bound:  # a thread must make the context current before it launches kernels
             self._driver.make_current()
             self._bound = True
         work = "compute" if step.tokens else "memory"
@@ -66,7 +66,9 @@ class Cuda:
 
 
 class Engine:
-    """A batching engine. Any thread may add requests; `deliver` gets the tokens of each step on the engine's thread."""
+    """A timed engine, which runs requests in batched steps. Any thread may add requests; `deliver` gets the tokens of
+    each step on the engine's thread.
+    """
 
     def __init__(self, profile: LlmProfile, device: Device, deliver: Callable[[Sequence[Token]], None]) -> None:
         self.profile = profile
@@ -79,7 +81,9 @@ class Engine:
         self._thread.start()
 
     def add(self, id_: int, prompt: int, output: int) -> None:
-        """Add a request; see `Batcher.add`. Raises WorkError if the device has failed."""
+        """Add a request of `prompt` tokens for `output` tokens; see `Batcher.add`. Raises WorkError if the device has
+        failed.
+        """
         with self._changed:
             if self.error is not None:
                 raise WorkError(self.error)
@@ -93,18 +97,18 @@ class Engine:
 
     @property
     def load(self) -> int:
-        """Number of requests that run or wait."""
+        """Return the number of requests that run or wait."""
         return len(self._batcher)
 
     def close(self) -> None:
-        """Stop the thread after the current step."""
+        """Stop the engine's thread after the current step."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join(10)
 
     def _run(self) -> None:
-        free_s = time.monotonic()  # end of the last step: from then on the engine is free
+        free_s = time.monotonic()  # end of the last step: from then on the engine was free
         while True:
             with self._changed:
                 step = self._batcher.begin()

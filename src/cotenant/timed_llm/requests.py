@@ -16,14 +16,14 @@ DIMENSIONS = 64
 
 
 class RefusalError(Exception):
-    """A response with status 4xx or 5xx."""
+    """An error with status 4xx or 5xx that answers a request."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
 
     def body(self) -> bytes:
-        """The error as a JSON body of the API."""
+        """Return the error as a JSON body in the form of OpenAI's API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
@@ -35,16 +35,16 @@ class Request:
 
     path: str
     model: str
-    name: str  # a digest of the prompt
+    name: str  # a digest of the prompt, which names it in the answer's tokens
     prompt_tokens: int
     output_tokens: int
     finish: str
     stream: bool
-    usage: bool  # whether a stream ends with the numbers of its tokens
+    usage: bool  # whether a streamed answer ends with the numbers of its tokens
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request's body."""
+    """Return the JSON object of a request's body. Raises RefusalError if it is not one."""
     try:
         body = json.loads(raw)
     except ValueError as error:
@@ -55,7 +55,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 
 def check_model(body: dict[str, Any], served: str) -> None:
-    """Raise an error with status 404 if the request is for another model."""
+    """Raise a RefusalError with status 404 if the request is for another model."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise RefusalError(400, "model is missing", param="model")
@@ -105,7 +105,7 @@ def _check_prompt(path: str, body: dict[str, Any]) -> None:
 
 
 def embedding_inputs(body: dict[str, Any], profile: LlmProfile) -> list[str]:
-    """The texts of a request for embeddings. A list of tokens becomes a text of as many words."""
+    """Return the texts of a request for embeddings. A list of tokens becomes a text of as many words."""
     check_model(body, profile.name)
     given = body.get("input")
     if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):

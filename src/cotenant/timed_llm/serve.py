@@ -1,4 +1,4 @@
-"""Serves a timed engine on a port."""
+"""Serves a timed engine over HTTP on a port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ready = Callable[[int, Callable[[], None]], None]
 
 
 def make_device(device: str, memory_bytes: int) -> Device:
-    """The device with that name: `clock` or `cuda`."""
+    """Return the device with that name, on which an engine's steps run: `clock` or `cuda`."""
     return Cuda(memory_bytes) if device == "cuda" else Clock()
 
 
@@ -37,7 +37,7 @@ def run(
 
 
 async def serve(profile: LlmProfile, device: Device, host: str, port: int, ready: Ready) -> str | None:
-    """Listen and serve. Returns the device's error if it failed, else None."""
+    """Serve the model's engine on a port until it is stopped. Returns the device's error if it failed, else None."""
     with needs("serve"):
         import uvicorn
 

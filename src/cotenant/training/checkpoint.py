@@ -52,7 +52,7 @@ class CheckpointStore:
         self.folder, self.rank, self.world, self.attempt = folder, rank, world, attempt
 
     def step(self) -> int | None:
-        """Step of the last checkpoint; None if there is none."""
+        """Return the step of the last checkpoint; None if there is none."""
         manifest = read_json(self.folder / MANIFEST)
         return None if manifest is None else _whole(manifest.get("step"))
 
@@ -83,7 +83,7 @@ class CheckpointStore:
         return written
 
     def load(self) -> Saved | None:
-        """The last checkpoint, or the previous one if the last cannot be read. None if there is no checkpoint.
+        """Load the last checkpoint, or the previous one if the last cannot be read. None if there is no checkpoint.
 
         Raises WorkError if checkpoints exist but none can be read, because a silent start from step 0 would hide that.
         """
@@ -141,7 +141,7 @@ class CheckpointStore:
             json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
-        _sync(self.folder)  # the folder of the step must be on disk before the manifest names it
+        _sync(self.folder)  # the folder of the step must be on disk before the manifest refers to it
         part.replace(self.folder / MANIFEST)
         _sync(self.folder)
         kept = {content["folder"], (previous or {}).get("folder")}

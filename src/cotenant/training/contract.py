@@ -1,5 +1,5 @@
-"""Protocol between a training job and the process that started it: environment variables, files in the job's folder,
-and an exit code.
+"""The protocol between a training job and the process that started it: environment variables, files in the job's
+folder, and an exit code.
 
 The files are JSON. They are replaced by rename, so that a reader sees either the old or the new file. They stay when
 either process ends, so that a restarted controller learns what its jobs have done. A job that moves to another node
@@ -48,7 +48,7 @@ class Progress:
     """
 
     attempt: int
-    state: str  #: running | preempted | finished
+    state: str  #: state of the job: running | preempted | finished
     step: int
     total_steps: int | None
     fraction: float | None
@@ -60,17 +60,17 @@ class Progress:
 
 
 def lease_file(folder: Path, rank: int = 0) -> Path:
-    """Path of the file with a rank's lease."""
+    """Return the path of the file with the lease of one of the job's ranks."""
     return folder / f"lease-{rank}.json"
 
 
 def write_lease(folder: Path, rank: int, lease: Lease) -> None:
-    """Replace a rank's lease."""
+    """Replace the lease of one of the job's ranks."""
     write_json(lease_file(folder, rank), asdict(lease))
 
 
 def read_lease(folder: Path, rank: int = 0) -> Lease | None:
-    """The current lease; None if there is no lease or it is invalid."""
+    """Return the current lease of a rank; None if there is no lease or it is invalid."""
     raw = read_json(lease_file(folder, rank))
     if raw is None:
         return None

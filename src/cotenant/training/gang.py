@@ -20,11 +20,11 @@ class Gang:
         return leave, save
 
     def together(self, well: bool = True) -> bool:
-        """Wait until every rank has called it. Returns whether all ranks passed True."""
+        """Wait until every rank has called this method. Returns whether all ranks passed True."""
         return well
 
     def close(self) -> None:
-        """End the communication. Every rank calls it at the end of the loop."""
+        """End the communication between ranks. Every rank calls it at the end of the loop."""
 
 
 class TorchGang(Gang):
@@ -41,7 +41,7 @@ class TorchGang(Gang):
         self._work: Any = None
 
     def agree(self, leave: bool, save: bool) -> tuple[bool, bool]:
-        """See Gang. The result has the requests that ranks made one step before."""
+        """Do as `Gang.agree` says. The result has the requests that ranks made one step before."""
         wanted = self._read()
         self._wishes = self._torch.tensor([leave, save], dtype=self._torch.int32)
         self._work = self._dist.all_reduce(self._wishes, group=self._group, async_op=True)
@@ -62,9 +62,10 @@ class TorchGang(Gang):
         return bool(troubles.item() == 0)
 
     def close(self) -> None:
-        """See Gang. Ends Gloo's threads, because a thread that runs when the interpreter ends aborts the process in
-        about one exit of ten, so that a job that stopped with a checkpoint would count as failed. The program may use
-        the default group until its last line, so that group is destroyed only at exit, if the program has not done it.
+        """Do as `Gang.close` says. This ends Gloo's threads, because a thread that runs when the interpreter ends
+        aborts the process in about one exit of ten, so that a job that stopped with a checkpoint would count as failed.
+        The program may use the default group until its last line, so that group is destroyed only at exit, if the
+        program has not done it.
         """
         self._read()
         self._dist.destroy_process_group(self._group)
@@ -76,7 +77,7 @@ class TorchGang(Gang):
 
 
 def find_gang() -> Gang:
-    """The ranks of this job: those of torch.distributed if it is initialized, otherwise this process alone."""
+    """Return the ranks of this job: those of torch.distributed if it is initialized, otherwise this process alone."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return TorchGang(torch)
@@ -84,11 +85,13 @@ def find_gang() -> Gang:
 
 
 def apart_rank() -> int:
-    """The rank in a job of several processes (WORLD_SIZE) that do not communicate by torch.distributed; otherwise 0."""
+    """Return the rank of this process in a job of several processes (WORLD_SIZE) that do not communicate by
+    torch.distributed; otherwise 0.
+    """
     return stated_rank() if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") else 0
 
 
 def stated_rank() -> int:
-    """The rank in the environment variable RANK; 0 if it is not set."""
+    """Return the rank in the environment variable RANK; 0 if it is not set."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() else 0

@@ -48,7 +48,7 @@ class LeaseWatch:
         self._seen = seen
         self.fenced = found.attempt > self._attempt
         if found.attempt < self._attempt:
-            # the file belongs to the previous start of the job; that of this start has not been written yet
+            # the file belongs to the previous start of the job; the file of this start has not been written yet
             return False
         before = self.lease
         self.lease = replace(
@@ -59,7 +59,7 @@ class LeaseWatch:
         return self.lease != before
 
     def over(self, now_s: float) -> bool:
-        """Whether the job has to stop."""
+        """Whether the job has to stop: its lease says so, or the lease has ended."""
         until_s = self.lease.until_s
         return self.fenced or self.lease.stop or (until_s is not None and now_s >= until_s)
 

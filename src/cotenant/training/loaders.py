@@ -1,4 +1,4 @@
-"""Makes a source, which can begin an epoch at any batch, from what a program passes as loader."""
+"""Makes a source of batches, which can begin an epoch at any batch, from what a program passes as loader."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from cotenant.training.sources import IterableSource, SequenceSource, Source
 
 
 def find_source(loader: Any, most_workers: int = 16) -> Source:
-    """The source for a loader, which is a torch DataLoader, a sequence, an iterable, or a function from the epoch to an
-    iterable. `most_workers`: most worker processes of a DataLoader. Raises InputError for other objects.
+    """Return the source of batches for a loader, which is a torch DataLoader, a sequence, an iterable, or a function
+    from the epoch to an iterable. `most_workers`: most worker processes of a DataLoader. Raises InputError for other
+    objects.
     """
     data = sys.modules.get("torch.utils.data")
     if data is not None and isinstance(loader, data.DataLoader):

@@ -37,7 +37,7 @@ from cotenant.training.measuring import Measuring
 from cotenant.training.sources import Source
 from cotenant.training.state import States, find_states
 
-REPORT_S = 0.5  # interval between two reports of progress
+REPORT_S = 0.5  # interval between two reports of the job's progress, in s
 
 
 class Loop:
@@ -70,12 +70,12 @@ class Loop:
 
     @property
     def lease(self) -> Lease:
-        """What this process may use: the latest lease, or the lease with which the process was started."""
+        """Return what this process may use: the latest lease, or the lease with which the process was started."""
         return self._watch.lease
 
     @property
     def total_steps(self) -> int | None:
-        """Number of steps of the whole training; None if the loader does not tell its length."""
+        """Return the number of steps of the whole training; None if the loader does not tell its length."""
         length = self._source.length()
         total = None if length is None else length * self._epochs
         return total if self._steps is None else self._steps if total is None else min(self._steps, total)
@@ -124,7 +124,7 @@ class Loop:
                 if self._enough():
                     return
                 if self._other_workers(lease):
-                    ended = False  # the job must be resumed at the next batch, with new loader workers
+                    ended = False  # whether the job must be resumed at the next batch, with new loader workers
                     break
             if ended:
                 self.epoch += 1
@@ -186,7 +186,8 @@ class Loop:
                 self.epoch, self._batch, self._seed = state["epoch"], state["batch"], state["seed"]
                 if self._gang.rank < saved.world:
                     randomness.put(state["random"])
-                else:  # a rank without saved state gets random numbers that are reproducible and that no other rank has
+                # a rank without saved random state gets random numbers that are reproducible and that no other rank has
+                else:
                     randomness.set_all(randomness.derive(self._seed, saved.step, self._gang.rank))
         if self._seed is None:
             self._seed = _seed_of_process()
@@ -216,7 +217,8 @@ class Loop:
         except FencedError as error:
             raise SystemExit(f"cotenant: {error}") from None
         except WorkError as error:
-            self._saved_s = time.monotonic()  # the next attempt is made after the usual interval
+            # after a failure, too, the next checkpoint is tried after the usual interval
+            self._saved_s = time.monotonic()
             self._problem = str(error)
             _say(str(error))
 
@@ -239,7 +241,7 @@ class Loop:
             )  # fmt: skip
             self._mute = False
         except OSError as error:
-            if not self._mute:  # the error is printed only once, until a report can be written again
+            if not self._mute:  # the error is printed only once, until a progress report can be written again
                 _say(f"the progress report could not be written: {error.strerror or error}")
             self._mute = True
 

@@ -16,7 +16,9 @@ MEASURED_FILE = "measured.json"
 
 
 class Measuring:
-    """Counts steps. After the last it writes the measurement into the job's folder and ends the process with code 0."""
+    """Counts the steps of a training job. After the last it writes the measurement into the job's folder and ends the
+    process with code 0.
+    """
 
     def __init__(self, folder: Path, warm: int, timed: int) -> None:
         self._folder, self._warm, self._timed = folder, warm, timed
@@ -25,14 +27,14 @@ class Measuring:
 
     @classmethod
     def wanted(cls, folder: Path | None) -> Measuring | None:
-        """A `Measuring` if the environment variable COTENANT_MEASURE_STEPS requests a measurement, else None."""
+        """Return a `Measuring` if the environment variable COTENANT_MEASURE_STEPS requests a measurement, else None."""
         warm, _, timed = os.environ.get(STEPS_ENV, "").partition(",")
         if folder is None or not (warm.isdecimal() and timed.isdecimal()):
             return None
         return cls(folder, int(warm), max(1, int(timed)))
 
     def step(self, source: Source, lease: Lease) -> None:
-        """Count a step; may end the process."""
+        """Count a step of the training job; may end the process."""
         self._done += 1
         if self._done not in (self._warm, self._warm + self._timed):
             return

@@ -13,7 +13,9 @@ State = dict[str, Any]
 
 
 def take() -> State:
-    """Read the states of all generators: Python's, numpy's global generator, and torch's for the CPU and each GPU."""
+    """Read the states of all random number generators: Python's, numpy's global generator, and torch's for the CPU and
+    each GPU.
+    """
     state: State = {"python": random.getstate()}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
@@ -26,7 +28,9 @@ def take() -> State:
 
 
 def put(state: State) -> None:
-    """Restore the states that `take` returned. Generators of GPUs that are not in `state` are left unchanged."""
+    """Restore the generators' states that `take` returned. Generators of GPUs that are not in `state` are left
+    unchanged.
+    """
     random.setstate(state["python"])
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and "numpy" in state:
@@ -40,7 +44,7 @@ def put(state: State) -> None:
 
 
 def set_all(seed: int) -> None:
-    """Seed all generators of the CPU."""
+    """Seed all random number generators of the CPU."""
     random.seed(seed)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
@@ -51,7 +55,9 @@ def set_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def apart(seed: int) -> Iterator[None]:
-    """Context manager: within it the CPU's generators start from a seed; afterwards they have their previous state."""
+    """Return a context manager: within it the CPU's random number generators start from a seed; afterwards they have
+    their previous state.
+    """
     kept = _take_cpu()
     set_all(seed)
     try:
@@ -61,7 +67,7 @@ def apart(seed: int) -> Iterator[None]:
 
 
 def derive(*parts: object) -> int:
-    """A seed of 63 bits from any values, equal on all machines and in all processes."""
+    """Return a seed of 63 bits from any values, equal on all machines and in all processes."""
     text = "/".join(map(repr, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

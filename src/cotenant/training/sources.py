@@ -15,22 +15,23 @@ from cotenant.training.randomness import Stream, derive
 
 
 class Source(ABC):
-    """Source of the batches of each epoch."""
+    """A source of the batches of each epoch of a training job."""
 
     @abstractmethod
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
-        """The batches of an epoch from number `first` on. `cpus`: number of cores of the job; None: not known."""
+        """Return the batches of an epoch from number `first` on. `cpus`: number of cores of the job; None: not known.
+        """
 
     def length(self) -> int | None:
-        """Number of batches per epoch; None if it is not known."""
+        """Return the number of batches per epoch; None if it is not known."""
         return None
 
     def workers(self, cpus: float | None) -> int:
-        """Number of processes that prepare batches if the job has `cpus` cores."""
+        """Return the number of processes that prepare batches if the job has `cpus` cores."""
         return 0
 
     def samples_per_batch(self) -> int | None:
-        """Number of samples in a batch; None if it is not known."""
+        """Return the number of samples in a batch; None if it is not known."""
         return None
 
     def set_memory(self, memory_bytes: int) -> None:  # noqa: B027 most sources keep no data
@@ -45,7 +46,7 @@ class SequenceSource(Source):
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
         """See Source."""
-        # reading an item of one of these draws no random numbers, so items can be skipped
+        # reading an item of an object of one of these types draws no random numbers, so items can be skipped
         if isinstance(self._batches, list | tuple | range):
             yield from self._batches[first:]
             return

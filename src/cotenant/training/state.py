@@ -23,7 +23,7 @@ class States:
     wanted: bool
 
     def take(self) -> dict[str, Any]:
-        """Read the state of each object, by name."""
+        """Return the state of each object, by the object's name."""
         return {name: one.take() for name, one in self.objects.items()}
 
     def put(self, states: Mapping[str, Any]) -> None:
@@ -43,7 +43,9 @@ class States:
 
 
 def find_states(checkpoint: Any) -> States:
-    """The objects of the argument `checkpoint` of `cotenant.loop`. Raises InputError for an object without state."""
+    """Return the objects of the argument `checkpoint` of `cotenant.loop`. Raises InputError for an object without
+    state.
+    """
     if checkpoint is None:
         return States({}, False)
     if not isinstance(checkpoint, Mapping):

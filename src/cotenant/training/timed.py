@@ -25,13 +25,15 @@ from cotenant.training.loop import loop
 
 # an iteration is divided into steps of at most this length, so that the job can stop soon after a request
 MOST_STEP_S = 0.05
-# if the machine delays the job by up to this time, the job makes up for it, because a GPU would have continued to
-# compute
+# if the machine delays the job by up to this time, the job makes up for the delay, because a GPU would have continued
+# to compute
 BEHIND_S = 0.25
 
 
 class Pace:
-    """Seconds per iteration of one model, computed as in `cotenant.profiles.training.tables`, without numpy."""
+    """Seconds per iteration of one model by cores and memory, computed as in `cotenant.profiles.training.tables`,
+    without numpy.
+    """
 
     def __init__(self, profile: dict[str, Any], model: str) -> None:
         entry = profile["models"][model]
@@ -43,8 +45,8 @@ class Pace:
             raise ValueError("throughput must have a row for each core count, with a number for each memory size")
 
     def at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> float:
-        """Seconds per iteration. The speed is interpolated bilinearly in the table, and constant outside; below the
-        first core count it is proportional to the cores.
+        """Return the seconds per iteration with these cores and this memory. The speed is interpolated bilinearly in
+        the table, and constant outside; below the first core count it is proportional to the cores.
         """
         i, u = _cell(self._cpus, cpus_per_gpu)
         j, v = _cell(self._memory, memory_gb_per_gpu)
@@ -104,13 +106,13 @@ class _Small:
 
 
 def steps_per_iteration(iteration_s: float) -> int:
-    """Number of steps into which an iteration is divided."""
+    """Return the number of steps into which an iteration is divided."""
     return max(1, math.ceil(iteration_s / MOST_STEP_S - 1e-9))
 
 
 def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0, *, torch: bool = False) -> None:
-    """Run the iterations by sleeping. `time_scale` 0.1: ten times as fast as the profile. `torch`: each step trains a
-    small PyTorch model and sleeps for the rest of its time.
+    """Run the iterations of a simulated training job by sleeping. `time_scale` 0.1: ten times as fast as the profile.
+    `torch`: each step trains a small PyTorch model and sleeps for the rest of its time.
     """
     parts = steps_per_iteration(pace.iteration_s * time_scale)
     model = _Small() if torch else _Nothing()
@@ -154,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _gpus_here() -> float:
-    """Number of GPUs of this process, from the environment variable, which has their number or their names."""
+    """Return the number of GPUs of this process, from the environment variable, which has their number or their names.
+    """
     text = os.environ.get(GPUS_ENV, "")
     try:
         return float(text)

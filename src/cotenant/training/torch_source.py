@@ -24,8 +24,8 @@ class _Numbered(list[Any]):
 
 
 class _Seeded:
-    """A dataset that returns whole batches. Random choices in its samples, and in combining them, depend only on seed,
-    epoch and batch number.
+    """A dataset that returns whole batches of another dataset. Random choices in the samples, and in combining them,
+    depend only on seed, epoch and batch number.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int, epoch: int) -> None:
@@ -78,7 +78,7 @@ class _Order:
 
 
 class _Worker:
-    """Initializes a worker process: ignores SIGTERM, and then calls the user's own worker_init_fn."""
+    """Initializes a worker process of a DataLoader: ignores SIGTERM, and then calls the user's own worker_init_fn."""
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users
@@ -125,8 +125,9 @@ class TorchSource(Source):
         return _length(self._loader)
 
     def workers(self, cpus: float | None) -> int:
-        """Number of worker processes. If the loader has workers and the job's cores are known, it is their number, but
-        at most `most_workers`; otherwise the loader's own number."""
+        """Return the number of worker processes of the loader. If the loader has workers and the job's cores are known,
+        it is the number of these cores, but at most `most_workers`; otherwise the loader's own number.
+        """
         stated = self._loader.num_workers
         return stated if stated == 0 or cpus is None else max(1, min(int(cpus), self._most_workers))
 
@@ -140,8 +141,8 @@ class TorchSource(Source):
 
 
 def torch_source(loader: DataLoader[Any], most_workers: int) -> Source:
-    """The source for a DataLoader. A DataLoader of an IterableDataset, whose samples cannot be read by
-    index, keeps its number of workers; to begin in the middle of an epoch, it draws and drops the earlier batches.
+    """Return the source of batches for a DataLoader. A DataLoader of an IterableDataset, whose samples cannot be read
+    by index, keeps its number of workers; to begin in the middle of an epoch, it draws and drops the earlier batches.
     """
     if isinstance(loader.dataset, IterableDataset):
         return IterableSource(lambda epoch: loader, _length(loader), loader)

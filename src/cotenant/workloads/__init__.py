@@ -1,1 +1,1 @@
-"""Workloads: readers of job and request traces, synthetic generators, and descriptions of clusters."""
+"""Workloads: readers of job and request traces, generators of random traces, and descriptions of clusters."""

@@ -1,5 +1,5 @@
-"""ServeGen's clients: a folder or tar with a file chunk-N-trace.csv for each, whose rows are windows: start [s], rate,
-CV, then parameters of fits, which are not used.
+"""Reads the files of ServeGen's clients, which send requests: a folder or tar with a file chunk-N-trace.csv for each,
+whose rows are windows: start [s], rate, CV, then parameters of fits, which are not used.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ MOST_BYTES = 256 << 20
 
 
 def step_of(windows: np.ndarray) -> float:
-    """Length of a client's windows in seconds: the distance between two starts, or 600 if there is only one."""
+    """Return the length of a client's windows in seconds: the distance between two starts, or 600 if there is only one.
+    """
     return float(windows[1][0] - windows[0][0]) if len(windows) > 1 else 600.0
 
 
 def arrivals(rng: np.random.Generator, start: float, step: float, rate: float, cv: float) -> np.ndarray:
-    """Draw the arrival times of a window, with gamma gaps. The window need not begin with an arrival, so the first gap
-    is cut at random (renewal process in equilibrium)."""
+    """Draw the arrival times of requests in a window, with gamma gaps. The window need not begin with an arrival, so
+    the first gap is cut at random (renewal process in equilibrium).
+    """
     if rate <= 0:
         return np.zeros(0)
     shape = 1.0 / max(cv, 0.05) ** 2
@@ -36,7 +38,7 @@ def arrivals(rng: np.random.Generator, start: float, step: float, rate: float, c
 
 
 def texts_of(path: str, wanted: tuple[str, ...]) -> dict[str, str]:
-    """The text of each file of a folder or archive whose name ends with one of `wanted`."""
+    """Return the text of each file of a folder or archive whose name ends with one of `wanted`."""
     where = Path(path)
     found: dict[str, str] = {}
     try:
@@ -59,7 +61,7 @@ def texts_of(path: str, wanted: tuple[str, ...]) -> dict[str, str]:
 
 
 def windows_of(path: str, name: str, text: str) -> np.ndarray:
-    """A client's windows as an array (windows, 3): start s, rate, CV."""
+    """Return a client's windows as an array (windows, 3): start s, rate, CV."""
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         cells = line.split(",")[:3]

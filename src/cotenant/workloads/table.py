@@ -49,7 +49,8 @@ class Table:
         self.remarks: list[str] = []
         self._text = text
         self._header = header
-        self.rows: NDArray[np.int64] = np.arange(frame.height)  #: for each row here, the index of its row in the file
+        #: for each row of the table, the index of its row in the file
+        self.rows: NDArray[np.int64] = np.arange(frame.height)
         self._frame = frame
         if text and frame.width:
             blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series().to_numpy()
@@ -62,20 +63,21 @@ class Table:
     # -- errors
 
     def line(self, row: int) -> int | None:
-        """Line of the file, from 1, where row `row` starts; None for a file without lines."""
+        """Return the line of the file, from 1, where row `row` starts; None for a file without lines."""
         if not self._text:
             return None
         return _line_of_row(self.path, int(self.rows[row]) + (1 if self._header else 0))
 
     def fail(self, row: int, field: str, message: str) -> NoReturn:
-        """Raise InputError about one row."""
+        """Raise InputError about one row of the table."""
         if not self._text:
             message = f"{message} (row {int(self.rows[row]) + 1})"
         raise InputError(message, file=self.path, line=self.line(row), field=field)
 
     def refuse(self, wrong: Mask, field: str, message: str) -> None:
-        """Raise InputError about the first row that is marked as wrong, if any. `{}` in the message becomes the
-        cell."""
+        """Raise InputError about the first row that is marked as wrong, if any. `{}` in the message is replaced by the
+        row's cell of that field.
+        """
         if wrong.any():
             row = int(np.argmax(wrong))
             cell = self._frame[field][row] if field in self.columns else ""
@@ -110,7 +112,7 @@ class Table:
     # -- columns
 
     def empty(self, name: str) -> Mask:
-        """Mask of the rows whose cell is empty."""
+        """Return a mask of the rows whose cell in this column is empty."""
         series = self._frame[name]
         if series.dtype == pl.String:
             return (series.is_null() | (series.str.strip_chars() == "")).to_numpy()
@@ -126,8 +128,9 @@ class Table:
         most: float = math.inf,
         whole: bool = False,
     ) -> Floats:
-        """A column as floats. If `optional`, empty cells and a missing column are NaN. InputError if a cell is not a
-        finite number, or out of bounds (`least` and `most` are inclusive, `above` is not)."""
+        """Return a column as floats. If `optional`, empty cells and a missing column are NaN. InputError if a cell is
+        not a finite number, or out of bounds (`least` and `most` are inclusive, `above` is not).
+        """
         if name not in self.columns and optional:
             return np.full(len(self), np.nan)
         self.require(name)
@@ -160,8 +163,9 @@ class Table:
         return values
 
     def texts(self, name: str, *, optional: bool = False) -> Names:
-        """A column as str objects; equal texts share one object. If `optional`, empty cells and a missing column are
-        ""."""
+        """Return a column as str objects; equal texts share one object. If `optional`, empty cells and a missing column
+        are "".
+        """
         if name not in self.columns and optional:
             return np.full(len(self), "", dtype=object)
         self.require(name)
@@ -183,7 +187,8 @@ class Table:
         return shared
 
     def gpu_counts(self, name: str) -> Floats:
-        """A column of GPU counts: whole numbers, or a fraction of one GPU. 0 is accepted; callers may refuse it."""
+        """Return a column of GPU counts: whole numbers, or a fraction of one GPU. 0 is accepted; callers may refuse it.
+        """
         values = self.numbers(name, least=0, most=MAX_GPUS_PER_JOB)
         part = (values > 1) & (values != np.floor(values))
         self.refuse(part, name, "{} GPUs is neither a whole number nor a fraction of one GPU")
@@ -194,8 +199,8 @@ class Table:
     # -- the result
 
     def trace(self, source: str, **columns: Any) -> Trace:
-        """A trace of jobs with these columns, each as long as the table. Jobs are sorted by arrival; equal times keep
-        the order of the file.
+        """Return a trace of jobs with these columns, each as long as the table. Jobs are sorted by arrival; equal times
+        keep the order of the file.
 
         `id` must be among the columns, and unique. If rows change their order, a remark says so.
         """
@@ -232,7 +237,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Finds the line of a job in a text file. `rows[i]`: row of the file, from 0, of job `ids[i]`."""
+    """Finds the line of a trace's job in a text file. `rows[i]`: row of the file, from 0, of job `ids[i]`."""
 
     path: str
     ids: Names
@@ -244,7 +249,7 @@ class _Lines:
 
 
 def _line_of_row(path: str, row: int) -> int:
-    """Line, from 1, where a row (from 0, a header included) of a CSV file starts."""
+    """Return the line, from 1, where a row (from 0, a header included) of a CSV file starts."""
     start = 1
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
@@ -256,7 +261,7 @@ def _line_of_row(path: str, row: int) -> int:
 
 
 def hint_of_header(header: Sequence[str]) -> str:
-    """What to do if a file's first line has only numbers, and so is no header; otherwise empty."""
+    """Return what the user can do if a file's first line has only numbers, and so is no header; otherwise empty."""
     try:
         numbers = [float(name) for name in header if name]
     except ValueError:
@@ -265,7 +270,7 @@ def hint_of_header(header: Sequence[str]) -> str:
 
 
 def check_path(path: str | Path) -> Path:
-    """The path as a Path. InputError if it is not a readable file."""
+    """Return the path as a Path. InputError if it is not a readable file."""
     if not str(path):
         raise InputError("a file is needed, but its name is empty")
     found = Path(path)

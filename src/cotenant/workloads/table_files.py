@@ -63,7 +63,7 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
         header = tuple(pl.read_parquet_schema(found))
         frame = pl.read_parquet(found, columns=[c for c in header if c in columns])
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        # polars may panic on a damaged page
+        # polars may panic on a damaged page of a Parquet file
         raise InputError(f"the Parquet file is damaged: {str(error).splitlines()[0]}", file=path) from None
     table = Table(path, frame, header=False, text=False)
     table.header = header
@@ -80,7 +80,8 @@ def _check_packed(path: Path) -> None:
     raise InputError(f"the file is compressed; unpack it with: {command}", file=path)
 
 
-# SWF has 18 columns. Of these, 1 is the job, 2 when it was submitted, 4 how long it ran, 5 its processors.
+# SWF, the Standard Workload Format, has 18 columns. Of these, 1 is the job, 2 when it was submitted, 4 how long it ran,
+# 5 its processors.
 SWF = """awk 'BEGIN{print "id,arrival_s,gpus,duration_s"} !/^;/&&$4>0&&$5>0{print $1","$2","$5","$4}' """
 
 

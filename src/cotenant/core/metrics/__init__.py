@@ -1,4 +1,4 @@
-"""Pure functions of a record."""
+"""Metrics of a run, as pure functions of its record."""
 
 from cotenant.core.extras import require
 

@@ -1,5 +1,5 @@
-"""Confidence interval of a fraction of requests in time, and the number of requests that distinguishes two
-fractions.
+"""Confidence interval of the fraction of requests that keep their SLO, and the number of requests that distinguishes
+two such fractions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ REACHED_ALONE, WANTED = 0.995, 0.99
 
 
 def wilson_interval(hits: int, count: int, confidence: float = 0.95) -> list[float]:
-    """Wilson's score interval (1927) of a fraction with `hits` of `count`, valid also near 0 and 1. [0, 1] if count is
-    0.
+    """Return Wilson's score interval (1927) of a fraction with `hits` of `count`, valid also near 0 and 1. [0, 1] if
+    count is 0.
     """
     if count == 0:
         return [0.0, 1.0]
@@ -28,8 +28,8 @@ def wilson_interval(hits: int, count: int, confidence: float = 0.95) -> list[flo
 
 
 def requests_to_tell(good: float = REACHED_ALONE, bad: float = WANTED, error: float = 0.05, power: float = 0.8) -> int:
-    """Number of requests with which a one-sided test distinguishes a fraction of `bad` from one of `good`, with false
-    alarms in `error` of the cases and detection in `power` of them.
+    """Return the number of requests with which a one-sided test distinguishes a fraction of `bad` from one of `good`,
+    with false alarms in `error` of the cases and detection in `power` of them.
 
     n = ((z(1 - error) sqrt(good (1 - good)) + z(power) sqrt(bad (1 - bad))) / (good - bad))^2, the normal approximation
     of two binomials (Fleiss, Statistical Methods for Rates and Proportions). Example: 1,597 requests distinguish 99 %
@@ -41,6 +41,6 @@ def requests_to_tell(good: float = REACHED_ALONE, bad: float = WANTED, error: fl
 
 
 def attainment(latency_ms: Sequence[float], slo_ms: float) -> tuple[float, list[float]]:
-    """Fraction of the requests within `slo_ms`, and its 95 % interval."""
+    """Return the fraction of the requests answered within `slo_ms`, and its 95 % interval."""
     hits = sum(ms <= slo_ms for ms in latency_ms)
     return hits / max(1, len(latency_ms)), wilson_interval(hits, len(latency_ms))

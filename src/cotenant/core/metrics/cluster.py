@@ -14,12 +14,13 @@ RESOURCES: tuple[Resource, ...] = ("gpu", "cpu", "memory")
 
 
 def allocation(record: Record, timeline: Timeline) -> dict[str, float]:
-    """Share of the cluster's GPUs, cores and memory that jobs held, 0..1, from the first arrival to the end."""
+    """Return the share of the cluster's GPUs, cores and memory that jobs held, 0..1, from the first arrival to the end.
+    """
     return _shares(record, timeline, useful=False)
 
 
 def utilisation(record: Record, timeline: Timeline) -> dict[str, float]:
-    """Like `allocation`, but cores and memory that a job cannot use do not count."""
+    """Return shares like `allocation`, but cores and memory that a job cannot use do not count."""
     return _shares(record, timeline, useful=True)
 
 
@@ -33,15 +34,15 @@ def _shares(record: Record, timeline: Timeline, useful: bool) -> dict[str, float
 
 
 def capacities(record: Record) -> tuple[float, float, float]:
-    """The cluster's GPUs, cores and memory in bytes; NaN if the record does not contain them."""
+    """Return the cluster's GPUs, cores and memory in bytes; NaN if the record does not contain them."""
     cluster = record.info.cluster
     gpus, cpus, memory = (float(cluster.get(key) or np.nan) for key in ("gpus", "cpus", "memory_bytes"))
     return gpus, cpus, memory
 
 
 def stranded_gpus(record: Record) -> Floats:
-    """Stranded GPUs after each round: free GPUs on partly used nodes while jobs wait. A gang that needs whole nodes
-    cannot use them.
+    """Return the number of stranded GPUs after each round: free GPUs on partly used nodes while jobs wait. A gang that
+    needs whole nodes cannot use them.
     """
     rounds = {name: record.rounds[name].to_numpy() for name in ("gpus_held", "gpus_free_whole_nodes", "waiting")}
     free = capacities(record)[0] - rounds["gpus_held"]
@@ -50,7 +51,9 @@ def stranded_gpus(record: Record) -> Floats:
 
 
 def fragmentation(record: Record, timeline: Timeline) -> float:
-    """Time-weighted mean fraction of the cluster's GPUs that are stranded, 0..1; NaN if the record has no rounds."""
+    """Return the time-weighted mean fraction of the cluster's GPUs that are stranded, 0..1; NaN if the record has no
+    rounds.
+    """
     times = record.rounds["time_s"].to_numpy()
     if len(times) == 0 or timeline.end_s <= timeline.first_s:
         return float("nan")
@@ -61,22 +64,24 @@ def fragmentation(record: Record, timeline: Timeline) -> float:
 
 @dataclass(frozen=True)
 class Series:
-    """Time-weighted means in equal bins from the first arrival to the end; arrays of length bins."""
+    """Time series of the cluster as time-weighted means in equal bins from the first arrival to the end; arrays of
+    length bins.
+    """
 
     edges_s: Floats  #: length bins + 1
     running: Floats  #: jobs
     waiting: Floats  #: jobs
-    gpu: Floats  #: share of the cluster held by jobs that can use it, 0..1
+    gpu: Floats  #: share of the cluster's GPUs that jobs hold, 0..1
     cpu: Floats
     memory: Floats
-    useful_cpu: Floats  #: share of the cluster's cores held by jobs that can use them, 0..1
+    useful_cpu: Floats  #: share of the cluster's cores that are held by jobs that can use them, 0..1
     useful_memory: Floats
     wanted: Floats  #: GPUs wanted by running and waiting jobs, divided by the cluster's GPUs; above 1 in overload
-    stranded: Floats  #: share of the cluster's GPUs that are stranded, 0..1
+    stranded: Floats  #: share of the cluster's GPUs that are free but stranded, 0..1
 
 
 def series(record: Record, timeline: Timeline, bins: int = 240) -> Series:
-    """Compute the time series of the cluster."""
+    """Compute the time series of the cluster from a run's record."""
     edges = np.linspace(timeline.first_s, max(timeline.end_s, timeline.first_s + 1e-9), bins + 1)
 
     def over_time(held: Floats) -> Floats:
@@ -101,7 +106,7 @@ def series(record: Record, timeline: Timeline, bins: int = 240) -> Series:
 
 
 def _present(record: Record, edges_s: Floats) -> tuple[Floats, Floats]:
-    """Unfinished jobs that have arrived, and the GPUs they want, in each bin."""
+    """Return the number of unfinished jobs that have arrived, and the GPUs that these jobs want, in each bin."""
     events, gpus = record.events, record.job("gpus")
     over = (events.kind == Kind.FINISH) | (events.kind == Kind.REJECT)
     times = np.concatenate((record.job("arrival_s"), events.time_s[over]))

@@ -23,8 +23,8 @@ class Energy:
 
 
 def energy(record: Record, timeline: Timeline) -> Energy:
-    """Energy in joules; NaN if the watts of a GPU are unknown, or if GPU models are mixed and the record has no
-    placements.
+    """Return the energy of a run's GPUs in joules; NaN if the watts of a GPU are unknown, or if GPU models are mixed
+    and the record has no placements.
 
     A job on n GPUs of a model draws n x (idle + (max - idle) x activity), with the activity of the job's model.
     """
@@ -52,7 +52,7 @@ def energy(record: Record, timeline: Timeline) -> Energy:
 
 
 def _held_by_model(record: Record, timeline: Timeline, models: int) -> list[Floats] | None:
-    """GPUs of each model that the job of each event holds after it."""
+    """Return the number of GPUs of each model that the job of each event holds after it."""
     if models == 1:
         return [timeline.held("gpu")]
     where, node_models = record.placements, record.info.cluster.get("node_models")

@@ -14,24 +14,27 @@ from cotenant.core.record.record import Record
 
 @dataclass(frozen=True)
 class JobMetrics:
-    """One value per job, in the order of the jobs table; NaN if undefined (not finished, never started)."""
+    """Metrics of single jobs: one value per job, in the order of the jobs table; NaN if undefined (not finished, never
+    started).
+    """
 
     finish_s: Floats  #: time of completion
-    first_start_s: Floats  #: time at which the job first got a share
+    first_start_s: Floats  #: time at which the job first got GPUs
     rejected: NDArray[np.bool_]
-    running_s: Floats  #: time holding a share; 0 for a job that never ran
+    running_s: Floats  #: seconds for which the job held GPUs; 0 for a job that never ran
     jct_s: Floats  #: job completion time: finish - arrival
     queueing_s: Floats  #: jct - running
-    response_s: Floats  #: time from the arrival to the first share
+    response_s: Floats  #: time from the job's arrival until it first got GPUs
     slowdown: Floats  #: jct / isolated
-    ftf_rho: Floats  #: finish-time fairness, Themis (NSDI'20)
+    #: finish-time fairness rho of Themis (NSDI'20): completion time relative to a fair share of the cluster
+    ftf_rho: Floats
     preemptions: NDArray[np.int64]
     moves: NDArray[np.int64]
     energy_j: Floats  #: joules of the GPUs held by the job
 
 
 def job_metrics(record: Record, timeline: Timeline, energy_j: Floats) -> JobMetrics:
-    """Every per-job metric; docs/metrics.md has the formulas. `energy_j`: see metrics.energy."""
+    """Compute every metric of single jobs; docs/metrics.md has the formulas. `energy_j`: see metrics.energy."""
     events, n = record.events, record.jobs.height
     finish = _time_of(record, Kind.FINISH)
     rejected = ~np.isnan(_time_of(record, Kind.REJECT))
@@ -69,14 +72,14 @@ def _time_of(record: Record, kind: Kind) -> Floats:
 
 def _first_share(record: Record, timeline: Timeline) -> Floats:
     times = np.full(record.jobs.height, np.nan)
-    # assigned in reverse order, so that the earliest event of a job is assigned last and stays
+    # the array is written in reverse order, so that the earliest event of a job is written last and stays
     rows = np.flatnonzero(timeline.holding)[::-1]
     times[record.events.job[rows]] = record.events.time_s[rows]
     return times
 
 
 def _contention(record: Record, timeline: Timeline, finish_s: Floats) -> Floats:
-    """gpus x N / G: the job's GPUs relative to an equal share among N unfinished jobs.
+    """Return gpus x N / G for each job: the job's GPUs relative to an equal share among N unfinished jobs.
 
     N is the mean number of unfinished jobs, including this one, from its arrival to its finish; G the number of GPUs of
     the cluster.

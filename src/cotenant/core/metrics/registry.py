@@ -14,7 +14,7 @@ class Metric:
 
     key: str
     label: str
-    unit: str  #: s | share | count | ratio | J
+    unit: str  #: unit of the metric: s | share | count | ratio | J
     better: Better
 
 
@@ -56,7 +56,7 @@ METRICS: dict[str, Metric] = {
 
 
 def lookup(summary: dict[str, object], key: str) -> float | None:
-    """The value at a dotted key ("jct_s.mean", "utilisation.gpu") of a summary; None if there is none."""
+    """Return the value at a dotted key ("jct_s.mean", "utilisation.gpu") of a summary; None if there is none."""
     value: object = summary
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None

@@ -39,14 +39,15 @@ class Analysis:
 
     @cached_property
     def measured(self) -> NDArray[np.bool_]:
-        """For each job, whether figures of single jobs include it: the jobs in the range of the option `measure`, or
-        all jobs without that option."""
+        """Return for each job whether figures of single jobs include it: the jobs in the range of the option `measure`,
+        or all jobs without that option.
+        """
         rows = np.arange(self.record.jobs.height)
         first, last = self.record.info.options.get("measure") or (0, len(rows))
         return np.asarray((rows >= first) & (rows < last))
 
     def values(self, key: str) -> Floats:
-        """A per-job metric ("jct_s", ...); NaN if a job has none or is not measured."""
+        """Return a metric of single jobs ("jct_s", ...), by job; NaN if a job has no value or is not measured."""
         return np.asarray(np.where(self.measured, getattr(self.jobs, key), np.nan))
 
     @cached_property
@@ -54,12 +55,12 @@ class Analysis:
         return _summary(self)
 
     def series(self, bins: int = 240) -> cluster.Series:
-        """Time series of the cluster."""
+        """Return the time series of the cluster in `bins` equal bins."""
         return cluster.series(self.record, self.timeline, bins)
 
 
 def summarise(record: Record) -> dict[str, Any]:
-    """The figures of a run as plain data for JSON; undefined values are None.
+    """Return the figures of a run as plain data for JSON; undefined values are None.
 
     Keys are those of METRICS, one level per dot. SPREAD_METRICS have mean, median, p95, p99, p999 over completed jobs;
     moves is None if the record has no placements.
@@ -68,7 +69,7 @@ def summarise(record: Record) -> dict[str, Any]:
 
 
 def spread(values: Floats) -> dict[str, float | None]:
-    """Mean and percentiles (linear interpolation) of the values that are not NaN; all None if there are none."""
+    """Return mean and percentiles (linear interpolation) of the values that are not NaN; all None if there are none."""
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return dict.fromkeys(("mean", *QUANTILES))
@@ -105,7 +106,7 @@ def _energy(used: Energy) -> dict[str, float | None]:
 
 
 def breakdown(analysis: Analysis, groups: NDArray[Any]) -> list[dict[str, Any]]:
-    """Completed and measured jobs by group, sorted by group name.
+    """Return metrics of completed and measured jobs by group, sorted by group name.
 
     `groups`: one value per job (text or number). Each entry: group, jobs, SPREAD_METRICS.
     """

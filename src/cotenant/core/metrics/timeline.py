@@ -15,26 +15,26 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Resource = Literal["gpu", "cpu", "memory"]
 
-# after an event of one of these kinds a job holds a share; after all others it holds none
+# after an event of one of these kinds the event's job holds GPUs; after all others it holds none
 HOLDING = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PROFILE, Kind.REPARTITION)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events in time order (length n), with the change and the duration of each.
+    """The events of a record in time order (length n), with the change and the duration of each.
 
     An event's effect lasts until the job's next event or the end of the record.
     """
 
     record: Record
     length_s: Floats  #: array of length n: time in s to the job's next event or the end of the record
-    holding: Bools  #: array of length n: whether the job holds a share after the event
+    holding: Bools  #: array of length n: whether the event's job holds GPUs after the event
     previous: NDArray[np.int32]  #: array of length n: row of the job's previous event; -1 for its first
     first_s: float  #: first arrival
-    end_s: float  #: last finish if every job is done or rejected, else the end of the record
+    end_s: float  #: last finish if every job is done or rejected, else the end of the record, in s
 
     def held(self, what: Resource, useful: bool = False) -> Floats:
-        """GPUs, cores or bytes that the job holds after each event, length n.
+        """Return the GPUs, cores or bytes that the event's job holds after each event, length n.
 
         `useful`: only the cores and bytes that the job can use. Computed at each call, since storing these arrays would
         dominate the memory of a large run.
@@ -55,20 +55,20 @@ class Timeline:
         return np.asarray(held)
 
     def change(self, held: Floats) -> Floats:
-        """Change of the cluster's sum of `held` at each event."""
+        """Return the change of the cluster's sum of `held` at each event."""
         change = held.copy()
         later = np.flatnonzero(self.previous >= 0)
         change[later] -= held[self.previous[later]]
         return change
 
     def integral(self, held: Floats) -> float:
-        """Integral over time of the cluster's sum of `held`, in the unit of `held` x seconds."""
+        """Return the integral over time of the cluster's sum of `held`, in the unit of `held` x seconds."""
         # np.dot is not used, because its result depends on the number of threads
         return float((held * self.length_s).sum())
 
 
 def order_by_job(job: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Rows sorted stably by job: two passes of numpy's radix sort for 16-bit keys."""
+    """Return the rows of events sorted stably by job: two passes of numpy's radix sort for 16-bit keys."""
     low = np.argsort((job & 0xFFFF).astype(np.uint16), kind="stable").astype(np.int32)
     high = (job >> 16).astype(np.uint16)
     if not high.any():
@@ -77,7 +77,7 @@ def order_by_job(job: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def build_timeline(record: Record) -> Timeline:
-    """The timeline of a record, the only expensive step shared by all metrics."""
+    """Build the timeline of a record, the only expensive step shared by all metrics."""
     events, n = record.events, len(record.events)
     order = order_by_job(events.job)
     same = np.diff(events.job[order]) == 0
@@ -106,7 +106,7 @@ def _end(record: Record) -> float:
 
 
 def mean_in_bins(times_s: NDArray[Any], change: Floats, edges_s: Floats) -> Floats:
-    """Time-weighted mean, in each bin, of the step function that changes by `change` at `times_s`.
+    """Return the time-weighted mean, in each bin, of the step function that changes by `change` at `times_s`.
 
     `times_s` ascending (length n, seconds), `edges_s` ascending (length bins + 1). The function is 0 before the first
     time.

@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Target:
-    """The SLOs of a model; None means that there is no such SLO."""
+    """The SLOs of a language model (limits of TTFT and TPOT); None means that there is no such SLO."""
 
     name: str
     ttft_ms: float | None = None
@@ -36,19 +36,19 @@ class TokenTimes:
 
     @property
     def ttft_ms(self) -> np.ndarray:
-        """Time from when a request was due to its first token."""
+        """Return for each request the time in ms from when it was due to its first token."""
         found: np.ndarray = (self.first_s - self.due_s) * 1e3
         return found
 
     @property
     def tpot_ms(self) -> np.ndarray:
-        """Mean time between tokens after the first; NaN for answers of one token."""
+        """Return for each request the mean time in ms between tokens after the first; NaN for answers of one token."""
         gaps = np.where(self.output > 1, self.output - 1, np.nan)
         found: np.ndarray = (self.last_s - self.first_s) / gaps * 1e3
         return found
 
     def csv(self, names: Sequence[str]) -> str:
-        """The requests as CSV, one row each. Cells for events that did not happen are empty."""
+        """Return the requests as CSV, one row each. Cells for events that did not happen are empty."""
         lines = ["model,due_s,first_s,last_s,prompt_tokens,output_tokens,ttft_ms,tpot_ms"]
         columns = (self.due_s, self.first_s, self.last_s, self.prompt, self.output, self.ttft_ms, self.tpot_ms)
         for model, *cells in zip(self.model, *columns, strict=True):
@@ -60,7 +60,7 @@ class TokenTimes:
         return "\n".join(lines) + "\n"
 
     def kept(self, targets: Sequence[Target]) -> np.ndarray:
-        """Whether each request was answered completely and within its model's SLOs."""
+        """Return whether each request was answered completely and within its model's SLOs."""
         ttft, tpot = (
             np.array([np.inf if t is None else t for t in column])[self.model]
             for column in ([t.ttft_ms for t in targets], [t.tpot_ms for t in targets])
@@ -70,7 +70,7 @@ class TokenTimes:
         return kept
 
     def rows(self, targets: Sequence[Target], duration_s: float) -> dict[str, dict[str, Any]]:
-        """Figures of each model, by name."""
+        """Return the figures of each model's requests, by the model's name."""
         kept = self.kept(targets)
         found = {}
         for index, target in enumerate(targets):
@@ -80,7 +80,7 @@ class TokenTimes:
         return found
 
     def total(self, targets: Sequence[Target], duration_s: float) -> dict[str, Any]:
-        """The figures of `summary` over all models together."""
+        """Return the figures of `summary` over all models together."""
         return self._row(np.ones(len(self.model), bool), self.kept(targets), duration_s)
 
     def _row(self, mine: np.ndarray, kept: np.ndarray, duration_s: float) -> dict[str, Any]:

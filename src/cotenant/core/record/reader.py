@@ -28,7 +28,7 @@ _SCALARS = [name for name in EVENTS if name not in ("nodes", "node_gpus")]
 
 
 def read_record(path: str | Path) -> Record:
-    """The record in folder `path`.
+    """Read the record in folder `path`.
 
     Raises InputError if it is missing, is not a record, was written by a newer version, or is truncated. Node lists are
     loaded on first use.
@@ -47,13 +47,13 @@ def read_record(path: str | Path) -> Record:
 
 
 def is_record(path: str | Path) -> bool:
-    """Whether `path` is the folder of a run."""
+    """Whether `path` is a folder with the record of a run."""
     return (Path(path) / RUN_FILE).is_file()
 
 
 def find_records(path: str | Path) -> list[Path]:
-    """Folders of runs at or below `path`, sorted by name, without hidden folders. Raises InputError if there are
-    none.
+    """Return the folders of runs' records at or below `path`, sorted by name, without hidden folders. Raises InputError
+    if there are none.
     """
     folder = Path(path)
     if is_record(folder):
@@ -71,7 +71,7 @@ def find_records(path: str | Path) -> list[Path]:
 
 
 def read_info(path: str | Path) -> RunInfo:
-    """Read only run.json. Raises the same errors as `read_record`."""
+    """Read only run.json of a record. Raises the same errors as `read_record`."""
     folder = Path(path)
     file = folder / RUN_FILE
     if not folder.is_dir():
@@ -127,7 +127,7 @@ def _table(file: Path, schema: dict[str, pl.DataType], columns: list[str] | None
             if found.get(name) != dtype:
                 have = f"is {found[name]}" if name in found else "is missing"
                 raise InputError(f"column {have}, expected {dtype}", file=file, field=name)
-        # memory_map would keep the file open, although the next run may replace its folder
+        # with memory_map the file would stay open, although the next run may replace its folder
         return pl.read_parquet(file, columns=columns or list(schema), memory_map=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(f"is not a complete Parquet file: {str(error).splitlines()[0]}", file=file) from error

@@ -30,12 +30,12 @@ class Placements:
     gpus: NDArray[np.float32]
 
     def at(self, event: int) -> list[tuple[int, float]]:
-        """(node, GPUs held there) of one event, in recorded order."""
+        """Return (node, GPUs held there) of one event, in recorded order."""
         low, high = int(self.offset[event]), int(self.offset[event + 1])
         return [(int(n), float(g)) for n, g in zip(self.nodes[low:high], self.gpus[low:high], strict=True)]
 
     def gpus_held(self) -> Floats:
-        """GPUs held after each event, over all nodes."""
+        """Return the number of GPUs that the job of each event holds after it, over all nodes."""
         sums = np.concatenate(([0.0], np.cumsum(self.gpus, dtype=np.float64)))
         # Differences of a long cumulative sum have rounding errors. Recorded shares are multiples of a millionth of a
         # GPU, so rounding removes the errors.
@@ -58,7 +58,7 @@ class Events:
         return len(self.time_s)
 
     def take(self, rows: NDArray[Any]) -> Events:
-        """The events of the given rows (indices or a mask), in that order."""
+        """Return the events of the given rows (indices or a mask), in that order."""
         return Events(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
@@ -79,16 +79,16 @@ class Record:
 
     @cached_property
     def placements(self) -> Placements | None:
-        """Where jobs ran, or None if the record has no placements."""
+        """Return where jobs ran, or None if the record has no placements."""
         return self.load_placements()
 
     def job(self, column: str) -> NDArray[Any]:
-        """A column of the jobs table, length jobs."""
+        """Return a column of the jobs table, one value per job."""
         return self.jobs[column].to_numpy()
 
     @property
     def end_s(self) -> float:
-        """Time of the last event or round, seconds from the start of the trace; 0 for an empty record."""
+        """Return the time of the last event or round, seconds from the start of the trace; 0 for an empty record."""
         ends = [float(times[-1]) for times in (self.events.time_s, self.rounds["time_s"].to_numpy()) if len(times)]
         return max(ends, default=0.0)
 
@@ -101,7 +101,7 @@ def jobs_table(
     ideal_cpus: Floats | None = None,
     ideal_memory_bytes: Floats | None = None,
 ) -> pl.DataFrame:
-    """The jobs table of a record, from a trace's jobs and their profiles.
+    """Make the jobs table of a record, from a trace's jobs and their profiles.
 
     Arrays have the length of `jobs`. `isolated_s` defaults to the trace's durations; `ideal_s` to `isolated_s`; ideal
     CPU (cores) and memory (bytes) to the job's demands. NaN means unknown.
@@ -124,8 +124,8 @@ def jobs_table(
 
 
 def cluster_info(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as stored in a record: totals, and the GPUs of each node that has any, with their model as an index
-    into `gpu_models`, in the order of node ids.
+    """Return the cluster as stored in a record: totals, and the GPUs of each node that has any, with their model as an
+    index into `gpu_models`, in the order of node ids.
     """
     return {
         "description": cluster.describe(),

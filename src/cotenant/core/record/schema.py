@@ -59,7 +59,7 @@ ROUNDS: dict[str, pl.DataType] = {
     "waiting": pl.Int32(),  # number of waiting jobs
     "gpus_held": pl.Float64(),
     "gpus_wanted": pl.Float64(),  # number of GPUs that all running and waiting jobs together want
-    "gpus_free_whole_nodes": pl.Float64(),  # free GPUs on nodes without jobs
+    "gpus_free_whole_nodes": pl.Float64(),  # number of free GPUs on nodes without jobs
     "cpu_milli_held": pl.Int64(),
     "memory_mb_held": pl.Int64(),
 }
@@ -67,19 +67,19 @@ ROUNDS: dict[str, pl.DataType] = {
 
 @dataclass
 class RunInfo:
-    """Description of a run, stored as run.json. Depends only on input and seed."""
+    """Description of a run, stored as run.json. It depends only on the run's input and seed."""
 
     label: str  #: short name for tables and legends, such as "fifo + tune"
     kind: str = "training"  #: training | serving
-    executor: str = "sim"  #: sim | node | fleet
+    executor: str = "sim"  #: what ran the jobs: sim (simulator) | node | fleet
     seed: int | None = None
     options: dict[str, Any] = field(default_factory=dict)  #: policy and engine options by their command-line names
     trace: dict[str, Any] = field(default_factory=dict)  #: source, kept, left_out, remarks
     #: keys: description, nodes, gpus, cpus, memory_bytes, node_gpus
     cluster: dict[str, Any] = field(default_factory=dict)
-    placements: bool = True  #: False: events have no nodes, and moves are not recorded
+    placements: bool = True  #: whether events have nodes; if False, moves are not recorded
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """The run's description as a plain dictionary for JSON."""
+        """Return the run's description as a plain dictionary for JSON."""
         return asdict(self)

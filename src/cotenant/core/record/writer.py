@@ -131,7 +131,9 @@ class RecordWriter:
         cpu_milli_held: ArrayLike,
         memory_mb_held: ArrayLike,
     ) -> None:
-        """Append n decisions: the state of the cluster after each; arrays of length n as in schema.ROUNDS."""
+        """Append n rounds (decisions of the policy): the state of the cluster after each; arrays of length n as in
+        schema.ROUNDS.
+        """
         given = {
             "time_s": time_s, "running": running, "waiting": waiting, "gpus_held": gpus_held,
             "gpus_wanted": gpus_wanted, "gpus_free_whole_nodes": gpus_free_whole_nodes,
@@ -155,7 +157,7 @@ class RecordWriter:
         return self._record
 
     def discard(self) -> None:
-        """Discard everything; no folder appears on disk."""
+        """Discard the whole record; no folder appears on disk."""
         self._events = []
         self._rounds = []
         if self._folder is not None:
@@ -192,7 +194,7 @@ class RecordWriter:
         return Record(self.info, self._jobs, Events(**columns), self._take_rounds(), None, lambda: placements)
 
     def _put(self, file: str, frame: pl.DataFrame) -> None:
-        """Write the next piece of a table to disk."""
+        """Write the next piece of a table of the record to disk."""
         assert self._folder is not None
         pieces = self._pieces[file]
         piece = self._folder.part / f"{file}-{len(pieces):06d}.arrow"
@@ -204,7 +206,7 @@ class RecordWriter:
         pieces.append(piece)
 
     def _finish(self, file: str, rest: pl.DataFrame) -> None:
-        """Write a table from its pieces on disk and its remaining rows in memory."""
+        """Write a table of the record from its pieces on disk and its remaining rows in memory."""
         assert self._folder is not None
         pieces = self._pieces[file]
         if pieces and rest.height:

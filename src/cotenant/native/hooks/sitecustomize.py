@@ -24,7 +24,9 @@ _ask: Callable[[], int] | None = None
 
 
 def _turn_left_s() -> float:
-    """Seconds until this tenant's turn on the GPU ends; infinite without the shim, or while no other tenant waits."""
+    """Return the seconds until this tenant's turn on the GPU ends; infinite without the shim, or while no other tenant
+    waits.
+    """
     global _ask
     if _ask is None:
         try:
@@ -42,7 +44,7 @@ def _never() -> int:
 
 
 class _Steps:
-    """Called after every optimizer step of the program."""
+    """Frees PyTorch's cached memory; called after every optimizer step of the program."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -57,7 +59,7 @@ class _Steps:
             ends_soon = _turn_left_s() < 1.5 * step_s
             due, self._emptied = ends_soon and not self._emptied, ends_soon
         cuda = self._torch.cuda
-        # freeing the cache is not allowed during a capture
+        # freeing the cache is not allowed while a CUDA graph is captured
         if due and cuda.is_initialized() and not cuda.is_current_stream_capturing():
             cuda.empty_cache()
 

@@ -24,9 +24,9 @@ def choose_budget(curve: Sequence[CurvePoint], tolerated: float) -> CurvePoint:
     """Return the point of the curve with the most BE work at which LS requests take at most `tolerated` times as long
     as alone (1.05: 5 % longer).
 
-    Points between two measured ones of the same SMs are interpolated along `overlap`. A curve that crosses the limit
-    several times is cut at the first crossing, since what follows is noise. If no point qualifies, the result has no
-    overlap.
+    Between two measured points with the same `be_sms`, points are interpolated along `overlap`. A curve that crosses
+    the limit several times is cut at the first crossing, since what follows is noise. If no point qualifies, the result
+    has no overlap.
     """
     best = CurvePoint(0.0, 1.0)
     for be_sms in sorted({point.be_sms for point in curve}):

@@ -1,5 +1,5 @@
-"""Sets the duty cycle of best-effort (BE) work from the card's clock. At its power limit a card lowers its clock, which
-also slows down latency-sensitive work that follows BE work.
+"""Sets the duty cycle of best-effort (BE) work from the GPU's clock frequency. At its power limit a GPU lowers its
+clock frequency, which also slows down latency-sensitive work that follows BE work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Divides a GPU's budget of work in flight among the best-effort processes that have launched recently."""
+"""Divides a GPU's budget of best-effort work in flight among the best-effort processes that have launched kernels
+recently.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ from fractions import Fraction
 from typing import TypeVar
 
 QUIET_NS = 50_000_000  # a process that has launched nothing for this long is idle
-# time between two updates of the division; work that was launched under the previous one has ended by then
+# time between two updates of the division of the budget; work that was launched under one division has ended by the
+# time the next but one applies
 LOOK_NS = 10_000_000
-# value for a process that gets no part of the budget, so that it may launch only one kernel at a time
+# number of parts of a process that gets no part of the budget, so that it may launch only one kernel at a time
 APART = 0xFFFFFFFF
 
 Key = TypeVar("Key")
@@ -24,9 +27,8 @@ def share_ns(budget_ns: int, parts: int) -> int:
 
 
 def next_parts(before: Mapping[Key, int], worked: Collection[Key]) -> dict[Key, int]:
-    """Return for each process the number of parts into which the budget is divided for it: it may have 1 / parts of the
-    budget in flight. `before`: the previous numbers (APART for a new process); `worked`: the processes that have
-    launched recently.
+    """Return for each process a number of parts: the process may have 1 / parts of the budget in flight. `before`: the
+    previous numbers (APART for a new process); `worked`: the processes that have launched recently.
 
     Active processes divide the budget and idle ones get none; if all are idle, all divide it. A process uses the number
     that it read last, old or new, and work launched under the old number may be in flight until the next update. So a
@@ -42,6 +44,6 @@ def next_parts(before: Mapping[Key, int], worked: Collection[Key]) -> dict[Key, 
 
 
 def taken(parts: Iterable[int]) -> Fraction:
-    """Return the fraction of the budget that processes with these numbers may have in flight together."""
+    """Return the fraction of the budget that processes with these numbers of parts may have in flight together."""
     counts = Counter(parts)
     return sum((Fraction(n, one) for one, n in counts.items() if one != APART), Fraction(0))

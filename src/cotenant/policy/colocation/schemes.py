@@ -19,8 +19,8 @@ class Scheme:
     """A way to let LS and BE processes share a GPU. `together`: they run concurrently (MPS); otherwise the driver
     switches between them by time slices.
 
-    `ls_sms`, `be_sms`: fractions of the SMs that each may use. `be_below`: BE processes have the lower client priority
-    of MPS. `in_flight_us`: default budget of BE work in flight.
+    `ls_sms`, `be_sms`: fractions of the SMs that LS processes and BE processes may use. `be_below`: BE processes have
+    the lower client priority of MPS. `in_flight_us`: default budget of BE work in flight.
     """
 
     name: str
@@ -101,11 +101,11 @@ class ColocationSettings:
 
     @property
     def first_duty_cycle(self) -> float:
-        """The initial duty cycle, which applies until the card's clock is known."""
+        """Return the duty cycle (`duty_cycle`) with which BE work starts, until the card's clock frequency is known."""
         return 1.0 if self.clock else self.duty_cycle
 
     def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> FloorRule:
-        """Return the rule for a BE process that gets one of `tenants` equal parts of the budget (see
+        """Return the rule for the launches of a BE process that gets one of `tenants` equal parts of the budget (see
         division.next_parts), and whose kernels are of that class and fill that many SMs.
         """
         return FloorRule(

@@ -20,7 +20,7 @@ from cotenant.policy.elastic.view import NONE, Decision, Ints, View, rigid
 
 @dataclass
 class Gandiva:
-    """The policy: turns by run time, and pairs of jobs that share a GPU."""
+    """The Gandiva policy: jobs take turns in the order of their run time, and pairs of jobs share a GPU."""
 
     decisions: int = 0
     pairs: int = 0

@@ -25,7 +25,7 @@ RESET_S = 1000.0  # the times that jobs have spent on models are reset at most t
 
 @dataclass
 class Gavel:
-    """The policy with one of its objectives: `fairness` maximises the smallest normalised throughput, `makespan`
+    """The Gavel policy with one of its objectives: `fairness` maximises the smallest normalised throughput, `makespan`
     minimises the time at which the last job ends, `cost` maximises work per price, and `agnostic` is fairness that
     treats all GPU models as equal, the paper's baseline.
     """
@@ -43,7 +43,9 @@ class Gavel:
         return Decision(serve_round(view, choices, shares, self._spent(view)))
 
     def _spent(self, view: View) -> Floats:
-        """Return [J, G]: the fraction of the time since the last reset that each job spent on each model."""
+        """Return [J, G]: the fraction of the time since `RESET_S` last reset these times that each job spent on each
+        model.
+        """
         jobs = view.job.tolist()
         old = [self.since.get(job) for job in jobs]
         counted = np.array([age if then is None else age - then[0] for age, then in zip(view.age_s, old, strict=True)])
@@ -55,7 +57,7 @@ class Gavel:
         return np.asarray((view.received_s - before) / np.maximum(counted, 1e-9)[:, None])
 
     def summary(self) -> dict[str, Any]:
-        """Return the number of solved programs; each was solved to optimality."""
+        """Return the number of linear programs that were solved; each was solved to optimality."""
         return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
 
     def _shares(self, view: View, choices: Ints) -> Floats:
@@ -108,7 +110,9 @@ def allocate(goal: str, rate: Floats, wants: Ints, size: Ints, view: View, prior
 
 
 def _solve(value: Floats, least: Floats, rate: Floats, wants: Ints, size: Ints, capacity: Floats) -> Floats:
-    """Maximise value @ X + t subject to least @ X >= t for each group; without columns in `least` there is no t."""
+    """Solve a linear program: maximise value @ X + t subject to least @ X >= t for each group; without columns in
+    `least` there is no t.
+    """
     r, g = rate.shape
     floors = least.shape[1] > 0
     n = r * g + floors

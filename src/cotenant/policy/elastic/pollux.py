@@ -16,18 +16,18 @@ from cotenant.core.errors import InputError
 from cotenant.policy.elastic.sia import allowed, restart_factor
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
 
-POWER = -1.0  # exponent p of the paper's fitness function
-WAITING = 1e4  # cost of a waiting job in the sum of speedup^p; it exceeds the sum over all running jobs
+POWER = -1.0  # exponent p of the paper's fitness function, the power mean of the speedups
+WAITING = 1e4  # cost of a waiting job in the sum of speedup^p over jobs; it exceeds the sum over all running jobs
 
 
 @dataclass
 class Pollux:
-    """Minimises the sum over jobs of 1 / speedup, exactly, for the goodputs in the profile."""
+    """The Pollux policy. Minimises the sum over jobs of 1 / speedup, exactly, for the goodputs in the profile."""
 
     solves: int = 0
 
     def decide(self, view: View) -> Decision:
-        """Decide the number of GPUs of every job. Raises InputError if the cluster has several GPU models."""
+        """Decide the number of GPUs of each job. Raises InputError if the cluster has several GPU models."""
         if len(view.options.capacity) != 1:
             what = "policy pollux is for clusters of one GPU model; sia chooses among several"
             raise InputError(what, field="cluster")

@@ -76,7 +76,7 @@ ELASTIC: dict[str, Entry] = {
 
 
 def find_elastic(name: str) -> Entry:
-    """Return the entry of that name; the InputError for an unknown name lists the known ones."""
+    """Return the entry of the elastic policy of that name; the InputError for an unknown name lists the known ones."""
     if name not in ELASTIC:
         raise InputError(f"unknown policy {name!r}; known: {', '.join(ELASTIC)}", field="policy")
     return ELASTIC[name]

@@ -18,8 +18,8 @@ from cotenant.policy.solver import solve_milp
 
 POWER = -0.5  # exponent p of the paper; it is below 0, so the slowest jobs count most
 WAITING = 1.1  #: lambda: cost of a waiting job; a job in its slowest configuration costs 1
-GROWTH = 2  #: factor by which a job's largest GPU count may grow
-STEPS = 48  # number of steps in which prices are adjusted
+GROWTH = 2  #: factor by which a job's largest number of GPUs may grow in one decision
+STEPS = 48  # number of steps in which the prices of the GPU models are adjusted
 LOOKS = 8  # the solver tries to build a feasible choice once in this many steps
 
 
@@ -57,8 +57,8 @@ def restart_factor(view: View) -> Floats:
 
 @dataclass
 class Sia:
-    """The policy. `exact`: solve the mixed-integer program, with the time limit `limit_s` for each decision; otherwise
-    use prices only.
+    """The Sia policy. `exact`: solve the mixed-integer program, with the time limit `limit_s` for each decision;
+    otherwise use prices only.
     """
 
     exact: bool = True
@@ -90,7 +90,7 @@ class Sia:
 
 
 def worth(value: Floats, config: Ints) -> float:
-    """Return the objective value of a choice."""
+    """Return the objective value of a choice: the sum of the values of the configurations `config` of all jobs."""
     rows = np.flatnonzero(config != NONE)
     return float(value[rows, config[rows]].sum())
 
@@ -168,7 +168,7 @@ def choose_by_prices(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> t
 
 
 def _fit(value: Floats, gpu: Ints, count: Ints, capacity: Ints, wanted: Ints) -> Ints:
-    """Drop configurations until the rest fits the capacity: those with the least value per GPU first."""
+    """Drop jobs' configurations until the rest fits the capacity: those with the least value per GPU first."""
     rows = np.flatnonzero(wanted != NONE)
     density = value[rows, wanted[rows]] / count[wanted[rows]]
     order = rows[np.argsort(-density, kind="stable")]

@@ -22,7 +22,8 @@ QUANTILE = 0.9
 
 @dataclass
 class Spot:
-    """The policy. `predicts`: GPUs are reserved for predicted guaranteed jobs; otherwise spot jobs may take all.
+    """The policy for spot and guaranteed jobs. `predicts`: GPUs are reserved for predicted guaranteed jobs; otherwise
+    spot jobs may take all.
 
     It stores the guaranteed jobs' demand in past rounds, [rounds, G], which together with the view determines the
     decision.

@@ -19,7 +19,7 @@ QUEUE_GPU_S = 3600.0  # a job moves to the second queue when it has attained thi
 
 @dataclass
 class Tesserae:
-    """The policy. `packs`: two jobs may share a GPU."""
+    """The Tesserae policy. `packs`: two jobs may share a GPU."""
 
     packs: bool = True
     solves: int = 0
@@ -45,7 +45,7 @@ class Tesserae:
 
 
 def by_attained_service(view: View) -> Ints:
-    """Return the rows ordered by priority, then queue, then arrival."""
+    """Return the rows of the view's jobs, ordered by priority, then queue (first or second), then arrival."""
     queue = view.received_s.sum(axis=1) * view.wants >= QUEUE_GPU_S
     return np.lexsort((np.arange(len(view)), queue, -view.priority))
 
@@ -114,8 +114,8 @@ def weights(beside: Floats, kind: Ints, gpu: Ints, guest: Ints) -> Floats:
 
 
 def match(weight: Floats, hosts: Ints, guests: Ints) -> Ints:
-    """Return how many jobs of each two groups are paired: the maximum-weight matching between `hosts[R]` and
-    `guests[S]` jobs.
+    """Return how many jobs of each two groups are paired: the maximum-weight matching between hosts and guests, of
+    which row r has `hosts[r]` jobs and column s has `guests[s]`.
 
     The vertices of its linear program are integral, since its rows and columns are those of a bipartite graph, and the
     simplex method ends in a vertex.

@@ -63,8 +63,9 @@ class View:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision. `config[J]`: the configuration of each job from now on, NONE if it waits; `host[J]`: the job whose
-    GPU it shares as the second one, NONE if it has its own. If `host` is None, no job shares a GPU.
+    """A decision of an elastic policy. `config[J]`: the configuration of each job from now on, NONE if it waits;
+    `host[J]`: the job whose GPU it shares as the second one, NONE if it has its own. If `host` is None, no job shares a
+    GPU.
     """
 
     config: Ints
@@ -72,7 +73,9 @@ class Decision:
 
 
 class ElasticPolicy(Protocol):
-    """Interface of elastic policies. Pure: the same view gives the same decision. A policy may cache solutions."""
+    """Interface of elastic policies. A policy is pure: the same view gives the same decision. A policy may cache
+    solutions.
+    """
 
     def decide(self, view: View) -> Decision:
         """Decide which jobs run in which configuration until the next round."""

@@ -1,4 +1,6 @@
-"""Policies for training jobs: orderings, CPU/memory allotments, placements."""
+"""Policies for training jobs. A policy is an ordering of the jobs, an allotment of CPU and memory to each, and a
+placement on nodes.
+"""
 
 from cotenant.core.extras import require
 

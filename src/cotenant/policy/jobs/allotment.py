@@ -70,7 +70,7 @@ def _entry_amount(demand: Demand, nodes: Array, typ: int, level: int, node: int,
 
 @inner
 def _shrink(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int) -> None:
-    """Reduce a running job to level DOWN, on the GPUs that it has."""
+    """Reduce a running job's CPU and memory to level DOWN, the least, on the GPUs that it has."""
     old = alloc.job[job].level
     for e in range(alloc.job[job].first, alloc.job[job].first + alloc.job[job].count):
         node = alloc.entry[e].node
@@ -84,8 +84,8 @@ def _shrink(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int)
 
 @inner
 def _before(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, a: int, b: int) -> bool:
-    """Whether entry a of a node is reduced before entry b: the job on fewest nodes first, then the one with most CPU,
-    then most memory per GPU, then the oldest.
+    """Whether a node's entry a (a job's part on the node) is reduced before its entry b: first the job on the fewest
+    nodes, then the one with the most CPU per GPU, then the one with the most memory per GPU, then the oldest.
     """
     ja, jb = alloc.entry[a].job, alloc.entry[b].job
     if alloc.job[ja].count != alloc.job[jb].count:
@@ -123,7 +123,9 @@ def _can_give(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: in
 def _reclaim(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, need_cpu: int, need_memory: int
 ) -> None:
-    """Reduce jobs on the node to level DOWN until enough CPU and memory is free, or no job has more than DOWN."""
+    """Reduce jobs on the node to level DOWN (the least CPU and memory for their GPUs) until `need_cpu` and
+    `need_memory` are free, or no job has more than DOWN.
+    """
     while need_cpu > 0 or need_memory > 0:
         best = -1
         e = alloc.node[node].head
@@ -163,7 +165,9 @@ def _give_less(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Array, placement: int, job: int, tried: int, servers: Any,
     shares: Any,
 ) -> bool:  # fmt: skip
-    """Place a job at level DOWN that did not fit at level `tried`, reducing others if necessary."""
+    """Place a job at level DOWN (the least CPU and memory) after it did not fit at level `tried`, and reduce other jobs
+    to DOWN if necessary.
+    """
     typ = jobs[job].type
     if (tried != IDEAL or demand.type[typ].can_shrink) and place(alloc, demand, nodes, placement, job, typ, DOWN):
         return True

@@ -27,7 +27,7 @@ IDEAL: Any = np.int64(1)
 DOWN: Any = np.int64(2)
 GRID: Any = np.int64(3)
 
-# the level of a job that does not run
+# value that stands for the level of a job that does not run
 NOT_RUNNING: Any = np.int64(-1)
 
 # what jobs of one demand type need, apart from CPU and memory
@@ -40,7 +40,7 @@ TYPE = np.dtype([
     ("isolated_s", "f8"),
     ("dominant", "f8"),  # the largest of the shares of the cluster's GPUs, CPU and memory that the ideal demand takes
     ("size", "f8"),  # the sum of the shares of the cluster's GPUs, CPU and memory
-    ("can_shrink", "?"),  # on some kind of node, the ideal demand needs more CPU or memory than level DOWN
+    ("can_shrink", "?"),  # whether, on some kind of node, the ideal demand needs more CPU or memory than level DOWN
 ])  # fmt: skip
 
 # CPU, memory and time per iteration at one level on one kind of node; amounts are per GPU, or in total for a job on a
@@ -60,9 +60,11 @@ JOB = np.dtype([
     ("last_run_s", "f8"),  # end of the job's last lease; its arrival if it has not run
     ("rank", "i8"),  # position of the job when the jobs were last ordered
     ("key", "f8"),
-    ("dirty", "?"),  # the key may have changed since the jobs were last ordered, so it must be computed again
-    ("reserved", "?"),  # the job started by a reservation, and keeps its GPUs until it ends
-    ("wanted", "i8"),  # level that the optimal allotment chose
+    # whether the job's ordering key may have changed since the jobs were last ordered, so that it must be computed
+    # again
+    ("dirty", "?"),
+    ("reserved", "?"),  # whether the job started by a reservation, and keeps its GPUs until it ends
+    ("wanted", "i8"),  # level of CPU and memory that the optimal allotment chose for the job
     ("reason", "i8"),  # why the job got no GPUs in the last decision (core.events.Reason)
 ])  # fmt: skip
 
@@ -73,14 +75,14 @@ FREE = np.dtype([
     ("free_gpus", "i8"),  # number of GPUs of which no job holds any part
     ("free_cpu", "i8"),
     ("free_memory", "i8"),
-    ("head", "i8"),  # index of the node's newest entry; -1: the node has none
+    ("head", "i8"),  # index of the node's newest entry in the table of jobs' parts; -1: the node has none
 ])  # fmt: skip
 
 ENTRY = np.dtype([
     ("node", "i8"),
     ("gpus", "i8"),
     ("job", "i8"),
-    ("next", "i8"),  # index of the node's next older entry
+    ("next", "i8"),  # index of the next older entry of the same node
     ("slot", "i8"),  # index of the GPU, for a job on a fraction of one; -1 for whole GPUs
 ])  # fmt: skip
 
@@ -100,14 +102,18 @@ class Allocation(NamedTuple):
     entry: Array  #: ENTRY[E]
     job: Array  #: GRANT[J]
     slots: Array  # i8[N, S]: free thousandths of each GPU that is used in fractions; -1: the slot is not in use
-    used: Array  # i8[2]: number of entries in use, and number of free GPUs on all nodes
+    used: Array  # i8[2]: number of entries of `entry` in use, and number of free GPUs on all nodes
     free_kind: Array  # i8[K]: number of free GPUs on each kind of node
-    pointer: Array  # i8[L, T]: no node before this one fits (level, type); valid as long as no job releases anything
+    # i8[L, T]: the first node on which a job of (level, type) may fit: no earlier node does. Valid as long as no job
+    # releases anything
+    pointer: Array
     bucket: Array  # u8[max GPUs + 1, words]: for each number of free GPUs, a bit set of the nodes with that number
 
 
 def make_allocation(demand: Demand, nodes: Array, jobs: int) -> Allocation:
-    """Return an empty allocation of the right size for the cluster; `placement.clear` initialises it."""
+    """Return an allocation without jobs, whose arrays have the right size for the cluster; `placement.clear`
+    initialises it.
+    """
     parts = demand.type["part_milli"][demand.type["part_milli"] > 0]
     tenants_per_gpu = max(1, 1000 // int(parts.min())) if len(parts) else 1
     n, most = len(nodes), int(nodes["gpus"].max())

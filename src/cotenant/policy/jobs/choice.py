@@ -29,11 +29,12 @@ class JobPolicy:
     ordering: str = "fifo"
     allotment: str = "tune"
     placement: str = "first-fit"
-    sticky: bool = False  # whether running jobs that continue keep their GPUs
-    reserve_after_s: float = math.inf  # a job that has waited longer than this comes first, and then runs to its end
+    sticky: bool = False  # whether running jobs that are chosen again keep their GPUs
+    # a job that has waited for longer than this many seconds comes first, and then runs to its end
+    reserve_after_s: float = math.inf
     solver_limit_s: float = 1.0  # time limit for each decision of the allotment `optimal`
     queue_limits_gpu_s: tuple[float, ...] = DEFAULT_QUEUES_GPU_S
-    # if it is empty, the jobs of the trace are the sample
+    # sample of jobs' GPU time for the Gittins index; if it is empty, the jobs of the trace are the sample
     gittins_sample_gpu_s: tuple[float, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:

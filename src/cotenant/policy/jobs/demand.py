@@ -21,7 +21,9 @@ MB = 10**6
 
 @dataclass(frozen=True)
 class Workload:
-    """Jobs as kernels see them: `type[J]`, an index into `demand`, and `iterations[J]`, the amount of work."""
+    """Jobs in the form that the compiled functions of a policy take: `type[J]`, an index into `demand`, and
+    `iterations[J]`, the amount of work.
+    """
 
     demand: Demand
     nodes: Array
@@ -63,8 +65,8 @@ def build_nodes(cluster: Cluster) -> tuple[Array, list[NodeGroup]]:
 
 
 def _share(group: NodeGroup) -> tuple[int, int]:
-    """Return the CPU in thousandths of a core and the memory in MB that are the proportional share of one GPU on such a
-    node.
+    """Return the CPU in thousandths of a core and the memory in MB that are the proportional share of one GPU on a node
+    of this kind.
     """
     return int(group.cpus * 1000) // group.gpus, group.memory_bytes // MB // group.gpus
 
@@ -132,7 +134,7 @@ def _needs(
         np.unique(np.nan_to_num(c, nan=-1.0), return_inverse=True) for c in (jobs.gpus, jobs.cpus, jobs.memory_bytes)
     ]
     columns = [(np.arange(len(models)), model_of), *known, (np.arange(len(accepts)), accepts_of)]
-    # each combination gets a number, by which combinations have the same order as by their columns
+    # each combination of a job's needs gets a number, and the numbers sort as the columns would
     code = np.zeros(len(jobs), np.int64)
     for values, which in columns:
         if int(code.max(initial=0)) >= 2**62 // max(len(values), 1):
@@ -203,7 +205,7 @@ def _check_paces(jobs: work.Jobs, demand: Demand, types: NDArray[np.int32], trac
 
 
 def _per_gpu(group: NodeGroup) -> tuple[float, float]:
-    """Return the cores and GB that are the proportional share of one GPU on such a node."""
+    """Return the cores and GB that are the proportional share of one GPU on a node of this kind."""
     cpu, memory = _share(group)
     return cpu / 1000, memory / 1000
 
@@ -250,7 +252,7 @@ class _Tables:
 
     def _ideal(self, need: Need, gpus: int, part: int, allowed: NDArray[np.bool_]) -> tuple[int, int, float]:
         """Return the ideal CPU (thousandths of a core) and MB per GPU, limited to one node; and the fraction of the
-        ideal speedup that remains under that limit.
+        ideal speed that the job keeps when its CPU and memory are limited to those of one node.
         """
         on = [k for k in range(len(self.kinds)) if allowed[k]]
         big = max(on, key=lambda k: (self.kinds[k].gpus, self.kinds[k].cpus))
@@ -346,8 +348,8 @@ def _pad(table: NDArray[np.generic], levels: int) -> NDArray[np.generic]:
 
 
 def _grid(profile: ModelProfile, cpu: int, memory: int, part: int) -> list[tuple[int, int]]:
-    """Return the points (thousandths of a core, MB) per GPU, at most the ideal demand, among which the optimal
-    allotment chooses.
+    """Return the amounts of CPU and memory (thousandths of a core, MB) per GPU, at most the ideal demand, among which
+    the optimal allotment chooses.
     """
     scale = part / 1000 if part else 1.0
     cpus = {min(cpu, round(c * 1000 * scale)) for c in profile.cpus_per_gpu} | {cpu}

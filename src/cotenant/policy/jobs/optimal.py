@@ -17,7 +17,7 @@ from cotenant.policy.solver import solve_milp
 
 
 class LevelChooser:
-    """Chooses the levels of the jobs of a round. It caches solutions, since rounds repeat."""
+    """Chooses the level of CPU and memory of each job of a round. Caches solutions, since rounds repeat."""
 
     def __init__(self, demand: Demand, nodes: Array, time_limit_s: float) -> None:
         self.demand = demand
@@ -35,7 +35,9 @@ class LevelChooser:
         return int(np.argmax(self.demand.allowed[typ]))
 
     def _pareto(self, typ: int) -> Array:
-        """Return the levels that are not slower than the proportional one, and not dominated by a cheaper one."""
+        """Return the levels of CPU and memory at which jobs of the type are not slower than at the proportional one,
+        without levels that need more of both than another one and are not faster.
+        """
         kind = self._reference(typ)
         speed = 1.0 / self.demand.amount["iteration_s"][:, typ, kind]
         cpu, memory = self.demand.amount["cpu"][:, typ, kind], self.demand.amount["memory"][:, typ, kind]
@@ -45,11 +47,13 @@ class LevelChooser:
             if not any(cpu[y] <= cpu[x] and memory[y] <= memory[x] for y in kept):
                 kept.append(x)
         if DOWN not in kept and not any(cpu[y] <= cpu[DOWN] and memory[y] <= memory[DOWN] for y in kept):
-            kept.append(DOWN)  # this level is always feasible, since the proportional shares of all jobs fit together
+            kept.append(DOWN)  # level DOWN is always feasible, since the proportional shares of all jobs fit together
         return np.array(kept)
 
     def choose(self, selected: Array, jobs: Array) -> None:
-        """Set `wanted` of the selected jobs. Among jobs of one type, the first in order get the faster levels."""
+        """Set `wanted`, the level of CPU and memory, of the selected jobs. Among jobs of one demand type, the first in
+        order get the faster levels.
+        """
         counts = np.bincount(jobs["type"][selected], minlength=len(self.demand.type))
         key = counts.astype(np.int32).tobytes()
         if key in self.known:
@@ -103,8 +107,8 @@ class LevelChooser:
         return levels
 
     def summary(self) -> dict[str, Any]:
-        """Return statistics of the solver: the number of solved programs, reused solutions and timeouts, and the
-        largest gap.
+        """Return statistics of the solver: the numbers of solved integer programs, reused solutions and timeouts, and
+        the largest gap.
         """
         return {"solves": self.solves, "reused": self.hits, "timed_out": self.timeouts, "worst_gap": self.worst_gap}
 

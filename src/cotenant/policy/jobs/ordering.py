@@ -15,7 +15,7 @@ from cotenant.policy.jobs.arrays import Array, Demand
 
 
 class Ordering(NamedTuple):
-    """One ordering: its code for kernels, and its description."""
+    """One ordering: its number in compiled code, and its description."""
 
     code: int
     summary: str
@@ -36,9 +36,10 @@ ORDERINGS: dict[str, Ordering] = {
     "smallest-gang": Ordering(11, "fewest GPUs first; needs no run times"),
 }
 FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS, SMALLEST_GANG = range(12)
-# priority of a job that runs by a reservation and keeps its GPUs; it is above all others
+# priority of a job that started by a reservation and keeps its GPUs until it ends; it is above all other priorities
 HELD_PRIORITY = np.iinfo(np.int64).max
-RESERVED_PRIORITY = HELD_PRIORITY - 1  #: rank of a job that waits with a reservation
+#: priority of a job that has a reservation (it has waited too long) and does not run yet
+RESERVED_PRIORITY = HELD_PRIORITY - 1
 
 
 class Context(NamedTuple):
@@ -49,7 +50,8 @@ class Context(NamedTuple):
     gittins_gpu_s: Array  # f8[S], increasing: attained GPU-seconds from which the index of the same position applies
     gittins_index: Array  # f8[S]: Gittins index of jobs with at least that attained service
     cluster_gpus: float
-    reserve_after_s: float  #: a job that has not run for longer than this gets a reservation; infinity: never
+    #: a job that has not run for longer than this many seconds gets a reservation; infinity: never
+    reserve_after_s: float
 
 
 @inner
@@ -181,7 +183,7 @@ def order_jobs(
     fresh = scratch[half : half + moved]
     sort_jobs(fresh, moved, jobs, scratch[:half])
     i, k, out = still - 1, moved - 1, n - 1
-    while k >= 0:  # merged from the back, so that places which changed jobs have left are filled
+    while k >= 0:  # the changed jobs are merged in from the back, so that no unread job is overwritten
         if i >= 0 and _goes_first(fresh[k], order[i], jobs):
             order[out] = order[i]
             i -= 1

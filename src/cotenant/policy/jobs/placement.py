@@ -24,7 +24,9 @@ FEWEST_NODES: Any = np.int64(3)
 
 @inner
 def clear(alloc: Allocation, nodes: Array) -> None:
-    """Free all GPUs and remove all entries. The caller resets the arrays of jobs (first, count, level)."""
+    """Free all GPUs and remove all entries, the records of which job runs on which node. The caller resets the arrays
+    of jobs (first, count, level).
+    """
     n = len(nodes)
     alloc.free_kind[:] = 0
     alloc.bucket[:] = 0
@@ -47,7 +49,9 @@ def clear(alloc: Allocation, nodes: Array) -> None:
 
 @inner
 def lower_pointers(alloc: Allocation, node: int) -> None:
-    """Called when a node gets free resources: types that did not fit may fit there again."""
+    """Called when CPU, memory or GPUs of a node become free: moves the search of demand types for which no earlier node
+    had space back to this node.
+    """
     for level in range(alloc.pointer.shape[0]):
         for typ in range(alloc.pointer.shape[1]):
             if alloc.pointer[level, typ] > node:
@@ -67,7 +71,7 @@ def _set_free(alloc: Allocation, nodes: Array, node: int, free: int) -> None:
 
 @inner
 def lowest_bit(word: int) -> int:
-    """Index of the lowest set bit of a non-zero 64-bit word."""
+    """Return the index of the lowest set bit of a non-zero 64-bit word."""
     n = 0
     w = np.uint64(word)
     if (w & np.uint64(0xFFFFFFFF)) == np.uint64(0):
@@ -125,7 +129,9 @@ def fits(alloc: Allocation, demand: Demand, nodes: Array, node: int, typ: int, l
 def _enter(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int, slot: int
 ) -> None:
-    """Take CPU and memory and write the entry. The caller has already taken the GPUs."""
+    """Take the job's CPU and memory on the node, and write the entry that records it. The caller has already taken the
+    GPUs.
+    """
     kind = nodes[node].kind
     alloc.node[node].free_cpu -= demand.amount[level, typ, kind].cpu * gpus
     alloc.node[node].free_memory -= demand.amount[level, typ, kind].memory * gpus
@@ -147,7 +153,7 @@ def _take(
     slot = NONE
     part = demand.type[typ].part_milli
     if part > 0:
-        # the GPU that fractions already use and that has the least sufficient space; if there is none, a free GPU
+        # use the GPU that fractions already use and that has the least sufficient space; if there is none, a free GPU
         best = 2000
         unused = NONE
         for s in range(alloc.slots.shape[1]):
@@ -177,7 +183,8 @@ def retake(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int, slot: int
 ) -> None:
     """Give a job exactly the GPUs that it had before. A job on a fraction of a GPU stays in its slot. A job that now
-    has a fraction instead of a whole GPU opens a slot, and one that now has the whole GPU closes its slot.
+    has a fraction instead of a whole GPU opens a slot (a GPU used in fractions), and one that now has the whole GPU
+    closes its slot.
     """
     if demand.type[typ].part_milli == 0:
         take(alloc, demand, nodes, job, typ, level, node, gpus)
@@ -217,7 +224,7 @@ def join(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, le
 
 @inner
 def undo(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> None:
-    """Take back the entries that the job has just got; they are the newest of all."""
+    """Take back the entries (parts of a job on nodes) that the job has just got; they are the newest of all."""
     for e in range(alloc.used[0] - 1, alloc.job[job].first - 1, -1):
         node = alloc.entry[e].node
         kind = nodes[node].kind
@@ -239,7 +246,9 @@ def undo(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, le
 
 @inner
 def _first_fit_part(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
-    """First fit for a fraction of a GPU, which may share a GPU that is in use."""
+    """Place a job that needs a fraction of a GPU on the first node with space for it. It may share a GPU that is in
+    use.
+    """
     for node in range(alloc.pointer[level, typ], len(nodes)):
         alloc.pointer[level, typ] = node
         if fits(alloc, demand, nodes, node, typ, level) > 0:
@@ -362,7 +371,8 @@ def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int,
 
 
 def _place(alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int, typ: int, level: int) -> bool:
-    """Place the whole gang at that level by placement `code`. Returns False, with nothing changed, if it does not fit.
+    """Place all GPUs of a job (a gang) at that level of CPU and memory by placement `code`. Returns False, with nothing
+    changed, if they do not fit.
     """
     alloc.job[job].first = alloc.used[0]
     alloc.job[job].count = 0

@@ -1,4 +1,4 @@
-"""A job policy as a pure function on plain data: from a Snapshot and the time to a Plan.
+"""A job policy as a pure function on plain data: it takes a Snapshot and the time, and returns a Plan.
 
 It fills the arrays of the compiled kernels and calls the same functions as the simulator. Live controllers use it.
 """
@@ -84,7 +84,7 @@ def _job_array(snapshot: Snapshot, work: Workload) -> Array:
 
 
 def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
-    """Enter the running grants as the last decision, so that the policy may keep their GPUs."""
+    """Enter the running jobs' grants as if the policy had decided them, so that it may keep their GPUs."""
     used = 0
     for grant in snapshot.running:
         row = rows[grant.job]
@@ -100,8 +100,8 @@ def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
 
 
 def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
-    """Return a slot of the node for a running job on a fraction of a GPU: the first with enough space. ValueError if
-    there is none.
+    """Return the first slot of the node (a GPU used in fractions) with enough space for a running job on a fraction of
+    a GPU. ValueError if there is none.
     """
     for slot in range(alloc.slots.shape[1]):
         room = alloc.slots[node, slot]
@@ -112,8 +112,8 @@ def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
 
 
 def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, rows: Array) -> tuple[Grant, ...]:
-    """Return the grants of the jobs in `rows`, in that order. They are converted together, because there may be
-    thousands.
+    """Return the grants of the jobs in `rows`, in that order: each job's nodes, GPUs, CPU and memory. All are converted
+    together, because there may be thousands.
     """
     if len(rows) == 0:
         return ()

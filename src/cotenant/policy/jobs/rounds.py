@@ -1,4 +1,4 @@
-"""One decision of a job policy: from ordered jobs to the GPUs that they get. Compiled.
+"""One decision of a job policy, in compiled code: gives GPUs to jobs in their order.
 
 The simulator and the live controller call the same `decide`.
 """
@@ -31,13 +31,13 @@ class Choice(NamedTuple):
     allotment: int
     placement: int
     sticky: bool  # whether running jobs that continue keep their GPUs
-    # whether Python code must run before a decision: for the levels of the optimal allotment, or for all of an elastic
-    # policy
+    # whether Python code must run before a decision: it chooses the levels of the optimal allotment, or everything
+    # under an elastic policy
     asks: bool
 
 
 class Scratch(NamedTuple):
-    """Working arrays of `decide`."""
+    """Working arrays of `decide`, allocated once for all decisions."""
 
     servers: Array  #: i8[N]
     shares: Array  #: i8[N]
@@ -63,8 +63,8 @@ def make_scratch(alloc: Allocation) -> Scratch:
 
 @inlined
 def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
-    """Return 0 if the free GPUs of models that the type accepts could hold the gang; otherwise the reason why they
-    cannot.
+    """Return 0 if the free GPUs of models that the type accepts could hold all GPUs of one job of the type; otherwise
+    the reason why they cannot (core.events.Reason).
     """
     if demand.type[typ].part_milli > 0:
         return 0  # a fraction of a GPU may fit on a GPU that fractions already use
@@ -80,8 +80,8 @@ def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
 
 @bare
 def gang_prefix(order: Any, n: int, jobs: Any, demand: Demand, gpus: int, selected: Any) -> int:
-    """Select the jobs, in order, whose gangs fit into the cluster by number of GPUs alone, skipping those that do not.
-    Returns how many there are.
+    """Select, in the given order, the jobs whose GPUs fit into the cluster by number of GPUs alone, skipping those that
+    do not. Returns how many there are.
     """
     milli = gpus * 1000
     found = 0
@@ -103,7 +103,7 @@ def _keep(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch, chosen: Any,
     count: int,
 ) -> None:  # fmt: skip
-    """Empty the cluster, then give the jobs among chosen[:count] that ran before exactly the GPUs that they had."""
+    """Free all GPUs, then give those of the jobs chosen[:count] that ran before exactly the GPUs that they had."""
     if count > 0:
         for e in range(alloc.used[0]):
             scratch.kept[e] = alloc.entry[e]
@@ -131,8 +131,8 @@ def _keep(
 def _keep_running(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
 ) -> int:
-    """Call `_keep` for the jobs that the order selects by number of GPUs (scratch.selected). Returns how many there
-    are.
+    """Call `_keep` for the jobs selected in order by number of GPUs (scratch.selected), so that those that run keep
+    their GPUs. Returns how many jobs are selected.
     """
     total = 0
     for i in range(len(nodes)):
@@ -146,7 +146,9 @@ def _keep_running(
 def _keep_reserved(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
 ) -> None:
-    """Call `_keep` for the jobs that run by a reservation, which are the first in the order."""
+    """Call `_keep` for the jobs that run by a reservation, which are the first in the order, so that they keep their
+    GPUs.
+    """
     held = 0
     while held < n and jobs[order[held]].rank == HELD_PRIORITY:
         held += 1
@@ -267,7 +269,7 @@ def decide(
 def order_at(
     code: int, now: float, order: Any, n: int, jobs: Array, demand: Demand, context: Context, scratch: Any
 ) -> None:
-    """`ordering.order_jobs`, callable from Python."""
+    """Sort the jobs as `ordering.order_jobs` does, but callable from Python."""
     order_jobs(code, now, order, n, jobs, demand, context, scratch)
 
 
@@ -275,5 +277,5 @@ def order_at(
 def decide_ordered(
     order: Any, n: int, jobs: Array, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice, scratch: Scratch
 ) -> int:
-    """`decide`, callable from Python."""
+    """Decide as `decide` does, but callable from Python, for jobs that are already ordered."""
     return int(decide(order, n, jobs, alloc, demand, nodes, choice, scratch))

@@ -72,7 +72,7 @@ class PartitionRules:
 
     @property
     def profiles(self) -> bool:
-        """Whether speeds are measured under MPS before a job gets its slice."""
+        """Whether speeds are measured under MPS before a job gets its MIG instance."""
         return self.policy in ("miso", "miso-perfect")
 
     @property
@@ -82,8 +82,8 @@ class PartitionRules:
 
 @dataclass(frozen=True)
 class Tenancy:
-    """A GPU in a decision: the rows of its jobs in the table of speeds, and their instances (None: the job has none
-    now).
+    """The state of a GPU for a decision: the rows of its jobs in the table of speeds, and their instances (None: the
+    job has none now).
     """
 
     jobs: tuple[int, ...]
@@ -93,8 +93,8 @@ class Tenancy:
 def replan(
     geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
 ) -> PartitionPlan | None:
-    """Choose the best layout for a GPU's jobs, given their present instances; a move must make up for its downtime
-    within the horizon.
+    """Choose the best layout for a GPU's jobs, given their present instances; a change of instances must make up for
+    its downtime within the horizon.
 
     speeds: estimates (all jobs, kinds of instance); downtime_s: (all jobs,). None: the jobs do not fit together.
     """
@@ -135,12 +135,14 @@ def cost_table(geo: Geometry, rules: PartitionRules, speeds: np.ndarray) -> np.n
 
 
 def fit_mask(speeds: np.ndarray) -> list[int]:
-    """Return for each job the kinds of instance on which it may run, as a bit mask: (jobs, kinds) -> n integers."""
+    """Return for each job the kinds of instance on which it may run, as a bit mask; `speeds` has the shape (jobs,
+    kinds).
+    """
     return [int(m) for m in ((speeds > 0) * (1 << np.arange(speeds.shape[1]))).sum(axis=1)]
 
 
 def warm_up(geo: Geometry) -> None:
-    """Compile (or load) the kernels of decisions, so that timed runs do not."""
+    """Compile (or load) the compiled functions of decisions, so that timed runs do not include it."""
     lat = lattice(geo)
     one, none = np.ones((1, len(lat.placements))), np.zeros(1, np.int32)
     best_partition(geo, np.ones((1, len(geo.kinds))), "slowdown", geo.whole, 1.0, 10.0)
@@ -149,7 +151,8 @@ def warm_up(geo: Geometry) -> None:
 
 @cache
 def fit_together(geo: Geometry, masks: tuple[int, ...]) -> bool:
-    """Whether the jobs with these masks (sorted) can each have an instance at the same time."""
+    """Whether the jobs with these masks of allowed instance kinds (sorted) can each have an instance at the same time.
+    """
     table = np.array([[float(m >> k & 1) for k in range(len(geo.kinds))] for m in masks])
     return best_partition(geo, table) is not None
 

@@ -36,7 +36,7 @@ class Lattice(NamedTuple):
 
 @cache
 def lattice(geo: Geometry) -> Lattice:
-    """Return the lattice of a GPU model; it is built once."""
+    """Return the lattice of the legal sets of instances of a GPU model; it is built once per model."""
     placements = geo.placements()
     sets = legal_layouts(geo)
     position = {s: i for i, s in enumerate(sets)}
@@ -58,8 +58,8 @@ def lattice(geo: Geometry) -> Lattice:
 def charge_moves(cost: np.ndarray, sits: np.ndarray, stop: np.ndarray, throughput: bool) -> None:
     """Add the downtime of a move to the cost of every placement except a job's present one (-1: none).
 
-    stop: fraction of the horizon that a move takes, by job. A negative cost (speed) becomes smaller by it, a positive
-    one (1/speed) larger.
+    stop: fraction of the horizon for which a move stops each job. A negative cost (speed) becomes smaller by it, a
+    positive one (1/speed) larger.
     """
     for j in range(cost.shape[0]):
         if sits[j] < 0:
@@ -117,8 +117,8 @@ def harm_of_joining(
     parent: np.ndarray,
     place: np.ndarray,
 ) -> np.ndarray:
-    """Return for each GPU by how much the best total cost grows when `job` is added to its jobs; inf if it does not
-    fit.
+    """Return for each GPU by how much the best total cost grows when `job` is added to its jobs; inf if they do not fit
+    together.
 
     cost: (all jobs, placements); tenants: (GPUs, 7) rows of cost, of which the first `counts` are used. One walk gives
     both totals, because the new job comes last: the sets with one instance less give the best cost without it.

@@ -37,8 +37,8 @@ class PartitionJob:
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """The best instance of each job. `objective` is the sum of speeds, or the mean of 1/speed, without the cost of
-    moves.
+    """The best instance of each job. `objective` is the sum of the jobs' speeds, or the mean of 1/speed, without the
+    cost of moves.
     """
 
     placements: tuple[Placement, ...]
@@ -81,7 +81,7 @@ def _offered(geo: Geometry, kind: str) -> bool:
 
 
 def costs(speeds: np.ndarray, objective: Objective) -> np.ndarray:
-    """Return the cost to minimise for each job and kind: -speed or 1/speed; inf where the speed is 0."""
+    """Return the cost to minimise for each job and kind of instance: -speed or 1/speed; inf where the speed is 0."""
     fits = speeds > 0
     value = -speeds if objective == "throughput" else 1.0 / np.where(fits, speeds, 1.0)
     return np.where(fits, value, np.inf)

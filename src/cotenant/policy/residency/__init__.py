@@ -1,5 +1,5 @@
 """Decides about swapping on GPUs whose tenants need more memory than the GPU has: which tenants are resident, which are
-evicted, and how long turns last. Pure.
+evicted, and how long turns (time slices of a GPU) last. Pure functions and state machines.
 """
 
 from cotenant.policy.residency.gpu import GpuResidency, Occupant, ResidencySettings, Switch, Victim

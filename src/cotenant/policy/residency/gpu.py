@@ -28,7 +28,9 @@ MOST_MARGIN_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class ResidencySettings:
-    """Settings. `most_moving`: the largest fraction of the time that moves of memory may take (0..1)."""
+    """Settings of swapping on a GPU. `most_moving`: the largest fraction of the time that moves of memory may take
+    (0..1).
+    """
 
     most_moving: float = 0.05
 
@@ -39,7 +41,8 @@ class ResidencySettings:
 
 @dataclass
 class Occupant:
-    """One tenant on one GPU, in bytes: its movable memory, the resident part of that, and the memory that always stays.
+    """One tenant on one GPU, with its memory in bytes: the part that can be moved, how much of it is resident, and the
+    part that is never moved.
     """
 
     name: str
@@ -51,12 +54,12 @@ class Occupant:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that must be restored before the tenant can run."""
+        """Return how many bytes must be restored to the GPU before the tenant can run."""
         return self.movable_bytes - self.resident_bytes
 
     @property
     def leaving_bytes(self) -> int:
-        """Bytes that can be evicted."""
+        """Return how many bytes of the tenant can be evicted."""
         return self.resident_bytes if self.can_leave else 0
 
 
@@ -80,7 +83,7 @@ class Switch:
 
     @property
     def out_bytes(self) -> int:
-        """Total bytes moved out."""
+        """Return how many bytes the switch moves out of the GPU."""
         return sum(victim.size for victim in self.out)
 
 
@@ -94,15 +97,17 @@ class GpuResidency:
     settings: ResidencySettings = field(default_factory=ResidencySettings)
     rates: MoveRates = field(default_factory=MoveRates)
     occupants: dict[str, Occupant] = field(default_factory=dict)
-    # bytes that were missing in an attempt although the accounts showed enough free memory; learned from such attempts
+    # bytes that were missing when memory was moved or allocated although the accounts showed enough free memory;
+    # learned from such failures
     overhead_bytes: int = 0
-    # part of overhead_bytes that the driver reports as free but does not allocate; learned in the same way
+    # part of overhead_bytes that the driver reports as free but does not allocate; learned from allocations that it
+    # refused
     margin_bytes: int = 0
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
     def resize(self, name: str, *, movable: int, resident: int, fixed: int = 0, can_leave: bool = True) -> Occupant:
-        """Set the bytes that a tenant holds now."""
+        """Set how many bytes a tenant holds now."""
         if not 0 <= resident <= movable or fixed < 0:
             raise ValueError(f"{name}: {resident} of {movable} bytes resident, {fixed} fixed")
         occupant = self.occupants.setdefault(name, Occupant(name))
@@ -111,7 +116,7 @@ class GpuResidency:
         return occupant
 
     def remove(self, name: str) -> None:
-        """Remove a tenant."""
+        """Remove a tenant, whose memory no longer counts."""
         self.occupants.pop(name, None)
 
     def used(self, name: str, now_ns: int) -> None:
@@ -121,18 +126,21 @@ class GpuResidency:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that no account contains; below zero if the accounts exceed the GPU's size."""
+        """Return how many bytes of the GPU no account (tenant or overhead) contains; below zero if the accounts exceed
+        the GPU's size.
+        """
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values())
         return self.capacity_bytes - self.overhead_bytes - held
 
     @property
     def everybody_fits(self) -> bool:
-        """Whether all tenants fit at once, so that nothing is ever moved."""
+        """Whether the memory of all tenants fits on the GPU at once, so that nothing is ever moved."""
         wanted = sum(o.movable_bytes + o.fixed_bytes for o in self.occupants.values())
         return wanted <= self.capacity_bytes - self.overhead_bytes
 
     def ran_short(self, short_bytes: int) -> None:
-        """Called when the GPU had less free memory than the accounts say, by at least that much."""
+        """Called when the GPU had less free memory than the sizes of tenants and overhead say, by at least that much.
+        """
         self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
 
     def driver_says(self, free_bytes: int, not_taken: int = 0) -> None:
@@ -176,7 +184,7 @@ class GpuResidency:
         return sorted(candidates, key=key)
 
     def seconds(self, switch: Switch) -> float:
-        """Return the estimated duration of a switch."""
+        """Return the estimated duration of a switch in seconds."""
         return self.rates.seconds(switch.out_bytes, switch.in_bytes)
 
     def floor_ns(self, moved_ns: int) -> int:
@@ -189,7 +197,8 @@ class GpuResidency:
         return int(moved_ns * (1.0 - most) / most)
 
     def idle_patience_ns(self, name: str, line: Sequence[str]) -> int:
-        """Return how long an idle holder keeps its turn: as long as restoring the next tenant would take.
+        """Return how long in ns a tenant that has become idle keeps its turn: as long as restoring the next tenant
+        would take.
 
         Waiting costs at most as much again as the move that it may save (the rent-or-buy bound). 0 if the next tenant
         is resident.

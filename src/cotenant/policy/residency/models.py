@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from cotenant.policy.residency.rates import MoveRates
 
-BLEND = 0.3  # weight of a new measurement in the running average
+BLEND = 0.3  # weight of a new measurement in the running average of a duration
 
 
 class Place(enum.Enum):
@@ -42,7 +42,7 @@ AWAY = frozenset({Place.COLD, Place.EVICTED})
 
 
 class Do(enum.Enum):
-    """The actions on a model's program."""
+    """The actions on a model's program that `decide` can return."""
 
     START = "start"
     EVICT = "evict"
@@ -51,7 +51,7 @@ class Do(enum.Enum):
 
 
 class Action(NamedTuple):
-    """One action. The caller reports its end by `settled` or `failed`."""
+    """One action on a model's program. The caller reports its end by `settled` or `failed`."""
 
     do: Do
     model: str
@@ -74,14 +74,15 @@ class ModelFacts:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """The model's rank; one of larger rank goes first."""
+        """Return the model's rank (class, then priority); the model with the larger rank is served first."""
         return (not self.best_effort, self.priority)
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Settings. `most_moving`: largest fraction of a busy model's time that moves may take, when models of equal rank
-    alternate. `idle_s`: how long a model must be idle before one of lower rank gets its memory.
+    """Settings of which models are resident. `most_moving`: largest fraction of a busy model's time that moves may
+    take, when models of equal rank alternate. `idle_s`: how long a model must be idle before one of lower rank gets its
+    memory.
     """
 
     most_moving: float = 0.2
@@ -100,12 +101,12 @@ class ModelRow:
     gpu: int = -1
     waiting: int = 0
     open: int = 0
-    first_s: float = math.inf  # arrival of the oldest waiting request
+    first_s: float = math.inf  # arrival of the oldest waiting request for the model
     used_s: float = -math.inf
     since_s: float = -math.inf
-    not_before_s: float = -math.inf  # time before which no action is started, after one has failed
+    not_before_s: float = -math.inf  # time before which no action on the model is started, after one has failed
     draining: bool = False
-    stopping: bool = False  # when its requests have ended, the program will be stopped instead of evicted
+    stopping: bool = False  # when the model's requests have ended, its program will be stopped instead of evicted
     start_s: float = 0.0
     starts: int = 0
 
@@ -131,7 +132,7 @@ class _Plan:
     out: list[ModelRow] = field(default_factory=list)
     drain: list[ModelRow] = field(default_factory=list)
     cost: float = 0.0
-    later: bool = False  # memory will become free without further action
+    later: bool = False  # whether the memory will become free without further action
 
     @property
     def order(self) -> tuple[int, float]:
@@ -163,7 +164,7 @@ class ModelResidency:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def arrived(self, name: str, now_s: float) -> None:
-        """Called when a request has arrived and waits."""
+        """Called when a request for the model has arrived and waits."""
         row = self.rows[name]
         row.waiting += 1
         row.used_s = now_s
@@ -171,12 +172,12 @@ class ModelResidency:
         self._away.add(name)
 
     def began(self, name: str, now_s: float) -> None:
-        """Called when a waiting request was sent to the program."""
+        """Called when a waiting request was sent to the model's program."""
         self._left(name, now_s)
         self.rows[name].open += 1
 
     def withdrawn(self, name: str, now_s: float) -> None:
-        """Called when a waiting request was withdrawn."""
+        """Called when a waiting request was withdrawn and will not be sent to the model's program."""
         self._left(name, now_s)
 
     def _left(self, name: str, now_s: float) -> None:
@@ -187,13 +188,14 @@ class ModelResidency:
             row.first_s = math.inf
 
     def ended(self, name: str, now_s: float) -> None:
-        """Called when an open request has ended."""
+        """Called when an open request, one that the model's program serves, has ended."""
         row = self.rows[name]
         row.open -= 1
         row.used_s = now_s
 
     def settled(self, name: str, now_s: float, seconds: float | None = None) -> None:
-        """Called when the current action has succeeded. `seconds`: its duration, if measured."""
+        """Called when the action on the model that is in progress has succeeded. `seconds`: its duration, if measured.
+        """
         row = self.rows[name]
         if row.place is Place.LEAVING:
             self._off(row, now_s, Place.COLD if row.stopping else Place.EVICTED)
@@ -208,8 +210,9 @@ class ModelResidency:
             self._away.discard(name)
 
     def failed(self, name: str, now_s: float, again_s: float) -> None:
-        """Called when the current action has failed and nothing has changed. It may be retried after `again_s`
-        seconds."""
+        """Called when the action on the model that is in progress has failed and changed nothing. It may be retried
+        after `again_s` seconds.
+        """
         row = self.rows[name]
         row.not_before_s = now_s + again_s
         if row.place is Place.STARTING:
@@ -220,8 +223,9 @@ class ModelResidency:
             row.place, row.stopping = Place.RESIDENT, False
 
     def died(self, name: str, now_s: float, again_s: float = 0.0) -> None:
-        """Called when the program has ended, in whatever state it was. The caller reports the end of each open
-        request."""
+        """Called when the model's program has ended, in whatever state it was. The caller reports the end of each open
+        request.
+        """
         row = self.rows[name]
         row.not_before_s = now_s + again_s
         self._off(row, now_s, Place.COLD)
@@ -253,18 +257,18 @@ class ModelResidency:
     # -- actions ---------------------------------------------------------------------------------------------------
 
     def admits(self, name: str) -> bool:
-        """Whether a waiting request may be given to the program now."""
+        """Whether a waiting request may be given to the model's program now."""
         row = self.rows[name]
         return row.place is Place.RESIDENT and not row.draining
 
     def back_s(self, row: ModelRow) -> float:
-        """Return the estimated time to restore the model after an eviction."""
+        """Return the estimated time in seconds to restore the model after an eviction."""
         held = row.facts.memory_bytes
         stays = self.host_bytes is None or self._host_used + held <= self.host_bytes
         return self.rates.seconds(0, held) if stays else row.start_s
 
     def wait_s(self, name: str, now_s: float) -> float:
-        """Return the estimated time until a request that arrives now is sent to the program."""
+        """Return the estimated time in seconds until a request that arrives now is sent to the program."""
         row = self.rows[name]
         if row.place is Place.RESIDENT:
             return 0.0
@@ -349,7 +353,7 @@ class ModelResidency:
         if lacking > 0:
             return _Plan(gpu, False, later=True) if lacking <= soon else None
         for chosen in (plan.drain, plan.out):
-            # a model that was chosen later may have made an earlier choice unnecessary
+            # the choice of a model's memory may have become unnecessary by one that was made after it
             for other in reversed(list(chosen)):
                 if lacking + other.facts.memory_bytes <= 0:
                     chosen.remove(other)

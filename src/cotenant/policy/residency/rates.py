@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-BLEND = 0.3  # weight of a new measurement in the running average
+BLEND = 0.3  # weight of a new measurement in the running average of a rate
 LEAST_BYTES = 64 << 20  # smaller moves are not used to measure the rate, because most of their time is a fixed cost
 
 
@@ -23,8 +23,8 @@ class MoveRates:
     seen: set[str] = field(default_factory=set)
 
     def seconds(self, out_bytes: int, in_bytes: int) -> float:
-        """Return the time of a switch whose two directions overlap: min(out, in) at `both_bps`, the rest at its own
-        rate.
+        """Return the time in seconds of a switch whose two directions overlap: min(out, in) at `both_bps`, the rest at
+        the rate of its direction.
         """
         if not out_bytes and not in_bytes:
             return 0.0
@@ -33,7 +33,7 @@ class MoveRates:
         return self.fixed_s + together / self.both_bps + rest
 
     def observe(self, out_bytes: int, in_bytes: int, seconds: float) -> None:
-        """Update the rates with the measured time of a switch."""
+        """Update the rates with the measured time of a switch, which moved bytes out of the GPU and into it."""
         if seconds <= 0.0 or max(out_bytes, in_bytes) < LEAST_BYTES:
             return
         if not in_bytes:
@@ -44,7 +44,9 @@ class MoveRates:
             self.both_bps = self._blend("both", self.both_bps, max(out_bytes, in_bytes) / seconds)
 
     def _blend(self, way: str, before: float, measured: float) -> float:
-        """Combine a measurement with the present value; the first measurement replaces the assumed value."""
+        """Return the present rate of direction `way` combined with a measurement; the first measurement replaces the
+        assumed value.
+        """
         if way not in self.seen:
             self.seen.add(way)
             return measured

@@ -1,4 +1,5 @@
-"""Autoscaling: follows the rates, predicts them, and chooses the number of GPUs with hysteresis. Pure: no clock.
+"""Autoscaling: follows the request rates of services, predicts them, and chooses the number of GPUs with hysteresis.
+Pure: no clock.
 
 There are two predictions: `Ewma`, as the public gpulet scheduler follows rates, and `Trend`, which also follows rising
 rates and covers its own recent errors.
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ewma:
-    """Exponentially weighted mean of rates counted over equal intervals: alpha = 2 / (samples + 1).
+    """Exponentially weighted mean of a service's request rates, each counted over an interval of the same length: alpha
+    = 2 / (samples + 1).
 
     The forecast is the mean times 1.2, or times 1.5 under 125 requests/s, where chance weighs more.
     """
@@ -22,12 +24,12 @@ class Ewma:
     rate_rps: float | None = None
 
     def observe(self, rate_rps: float) -> None:
-        """Update the mean with the rate of one interval."""
+        """Update the mean with the request rate of one interval."""
         alpha = 2.0 / (self.samples + 1)
         self.rate_rps = rate_rps if self.rate_rps is None else alpha * rate_rps + (1 - alpha) * self.rate_rps
 
     def forecast(self, ahead: int) -> float:
-        """Return the rate to plan for; it is the same for every `ahead`."""
+        """Return the request rate to plan for; it is the same for every `ahead`."""
         if self.rate_rps is None:
             return 0.0
         return self.rate_rps * (1.5 if self.rate_rps < 125.0 else 1.2)
@@ -35,7 +37,8 @@ class Ewma:
 
 @dataclass
 class Trend:
-    """Level and trend (Holt's linear smoothing), plus `cover` times the mean absolute error of recent forecasts.
+    """Predicts a request rate from its level and trend (Holt's linear smoothing), plus `cover` times the mean absolute
+    error of recent forecasts.
 
     The trend is never followed downwards: scaling down is slow by intent.
     """
@@ -49,7 +52,7 @@ class Trend:
     error: float = 0.0
 
     def observe(self, rate_rps: float) -> None:
-        """Update level, trend and error with the rate of one interval."""
+        """Update level, trend and error with the request rate of one interval."""
         if self.level is None:
             self.level = rate_rps
             return
@@ -60,11 +63,11 @@ class Trend:
         self.level = level
 
     def forecast(self, ahead: int) -> float:
-        """Return the rate to plan for, `ahead` intervals from now."""
+        """Return the request rate to plan for, `ahead` intervals from now."""
         if self.level is None:
             return 0.0
         expected = self.level + max(0.0, self.trend) * ahead
-        # a plan is used for many intervals, so the errors of single intervals partly cancel over `ahead`
+        # a plan is used for many intervals, so the errors of single intervals partly cancel over `ahead` of them
         scatter = self.cover * self.error / math.sqrt(max(1, ahead))
         return max(0.0, expected + scatter)
 

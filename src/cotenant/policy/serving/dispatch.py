@@ -24,7 +24,9 @@ MAX_RING = 1 << 20
 
 @dataclass(frozen=True)
 class Start:
-    """Run these requests of a service as one batch on a gpulet. It is predicted to take `expected_ms`."""
+    """An instruction to run these requests of a service as one batch on a gpulet (a part of a GPU). The batch is
+    predicted to take `expected_ms`.
+    """
 
     gpulet: int
     service: str
@@ -34,7 +36,9 @@ class Start:
 
 @dataclass(frozen=True)
 class Drop:
-    """Answer a request as dropped. `reason`: late (it could not be answered in time) or full (its queue was full)."""
+    """An instruction to answer a request as dropped. `reason`: late (it could not be answered in time) or full (its
+    queue was full).
+    """
 
     service: str
     request: int
@@ -45,16 +49,18 @@ Instruction = Start | Drop
 
 
 def planned_pressure(profile: ServingProfile, others: Sequence[Gpulet]) -> float | None:
-    """Return the interference that the planned batches of the neighbours can cause on a gpulet; None without
-    neighbours."""
+    """Return the interference that the planned batches of the neighbours (the other gpulets on the GPU) can cause on a
+    gpulet; None without neighbours.
+    """
     return sum(max(0.0, worst_pressure(profile, x)) for x in others) if others else None
 
 
 def build_desk(
     plan: ServingPlan, services: Sequence[Service], profiles: Mapping[str, ServingProfile], hold: float = 0.0
 ) -> kernel.Desk:
-    """Create the compiled state for a plan. `profiles`: by GPU model. `hold`: fraction of a gpulet's cycle for which an
-    incomplete batch is held back; 0: an idle gpulet starts its batch at once."""
+    """Create the dispatcher's state for a serving plan, as compiled code takes it. `profiles`: by GPU model. `hold`:
+    fraction of a gpulet's cycle for which an incomplete batch is held back; 0: an idle gpulet starts its batch at once.
+    """
     index = {s.name: i for i, s in enumerate(services)}
     pairs = [(i, let, seat) for i, let in enumerate(plan.gpulets) for seat in let.seats]
     unknown = next((seat.service for _, _, seat in pairs if seat.service not in index), None)
@@ -96,7 +102,8 @@ def build_desk(
 
 
 class Dispatcher:
-    """The state machine that carries out a plan. `request`, `done` and `wake` each return the instructions that follow.
+    """The state machine that carries out a serving plan: which gpulet (part of a GPU) runs which requests in a batch.
+    `request`, `done` and `wake` each return the instructions that follow.
 
     Request numbers count from 0 within each service. `next_wake_ms` is when `wake` is due if nothing else happens (inf:
     never). Times are milliseconds on the caller's clock and must not decrease.
@@ -112,8 +119,9 @@ class Dispatcher:
         self._tags = self.desk.ring["tag"]
 
     def request(self, service: str, now_ms: float, deadline_ms: float | None = None) -> tuple[int, list[Instruction]]:
-        """Called when a request has arrived. Returns its number and the instructions. `deadline_ms`: time of its
-        deadline; by default now + SLO, and no deadline for best-effort services."""
+        """Called when a request has arrived. Returns its number and the instructions that follow. `deadline_ms`: time
+        of its deadline; by default now + SLO, and no deadline for best-effort services.
+        """
         s = self._index[service]
         own = self.services[s]
         if deadline_ms is None:
@@ -125,7 +133,7 @@ class Dispatcher:
         return number, self._start(i, now_ms) if i >= 0 else []
 
     def done(self, gpulet: int, now_ms: float) -> list[Instruction]:
-        """Called when the batch on a gpulet has finished (or failed)."""
+        """Called when the batch on a gpulet has finished (or failed). Returns the instructions that follow."""
         kernel.finish(self.desk, gpulet)
         return self._start(gpulet, now_ms)
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from cotenant.policy.compiled import bare
 
-# A seat is the place of a service on a gpulet. batch: planned size of a batch, the largest; hold: a smaller batch waits
-# until this many ms have passed.
+# A seat is the place of a service on a gpulet. batch: planned size of its batches, which is also the largest; hold: a
+# smaller batch waits until this many ms have passed.
 SEAT = np.dtype([("svc", "i8"), ("let", "i8"), ("batch", "i8"), ("hold", "f8")], align=True)
-# A gpulet. Its seats are first..first+count; the fields from turn to n say what runs on it; due: time at which a batch
-# that was held back must be checked again.
+# A gpulet, a part of a GPU on which services take turns. Its seats (places of services) are first..first+count; the
+# fields from turn to n say what runs on it; due: time at which a batch that was held back must be checked again.
 LET = np.dtype(
     [("first", "i8"), ("count", "i8"), ("gpu", "i8"), ("turn", "i8"), ("busy", "i8"), ("seat", "i8"), ("n", "i8"),
      ("seq", "i8"), ("started", "f8"), ("due", "f8")],
@@ -33,9 +33,11 @@ DROP = np.dtype([("svc", "i8"), ("seq", "i8"), ("tag", "i8")], align=True)
 
 
 class Desk(NamedTuple):
-    """The state of a dispatcher: seats, gpulets, queues; ring (S, size): the waiting requests, size is a power of two;
-    seats_of: the seats of each service (queue.first, count), fastest first; exec_ms (seats, B+1): planned time of a
-    batch; drops: the requests dropped since `ndrops[0]` was last set to 0."""
+    """The state of a dispatcher of batches: seats (places of services on gpulets), gpulets (parts of GPUs), queues;
+    ring (S, size): the waiting requests, size is a power of two; seats_of: the seats of each service (queue.first,
+    count), fastest first; exec_ms (seats, B+1): planned time of a batch; drops: the requests dropped since `ndrops[0]`
+    was last set to 0.
+    """
 
     seats: np.ndarray
     lets: np.ndarray
@@ -76,8 +78,9 @@ def drop_head(D: Desk, s: int) -> None:
 
 @bare
 def withdraw(D: Desk, s: int, tag: int) -> int:
-    """Remove the request with this tag from a queue. Returns 1, or 0 if it does not wait. The requests before it move
-    by one slot, which changes their numbers in the ring but not their tags."""
+    """Remove the request with this tag from a queue. Returns 1, or 0 if the request does not wait. The requests before
+    it move by one slot, which changes their numbers in the ring but not their tags.
+    """
     mask = D.ring.shape[1] - 1
     head = D.queues[s].head
     for at in range(head, D.queues[s].tail):
@@ -99,8 +102,9 @@ def expire(D: Desk, s: int, now: float) -> None:
 
 @bare
 def batch_now(D: Desk, k: int, now: float) -> int:
-    """Return the size of the batch that seat k should run now, after dropping requests that cannot be in time; 0: none
-    waits."""
+    """Return the size of the batch that seat k (a service's place on a gpulet) should run now, after dropping requests
+    that cannot be in time; 0: none waits.
+    """
     s = D.seats[k].svc
     mask = D.ring.shape[1] - 1
     most = D.seats[k].batch
@@ -121,8 +125,9 @@ def batch_now(D: Desk, k: int, now: float) -> int:
 
 @bare
 def start(D: Desk, i: int, now: float) -> int:
-    """Let the idle gpulet i take its next batch. Returns the size of the batch; 0: none starts (`due` is when to check
-    again)."""
+    """Let gpulet i (a part of a GPU), which is idle, take its next batch. Returns the size of the batch; 0: none starts
+    (`due` is when to check again).
+    """
     count = D.lets[i].count
     D.lets[i].due = np.inf
     for step in range(1, count + 1):
@@ -151,7 +156,7 @@ def start(D: Desk, i: int, now: float) -> int:
 
 @bare
 def idle_let(D: Desk, s: int) -> int:
-    """Return the fastest idle gpulet of service s; -1: all are busy."""
+    """Return the fastest idle gpulet (part of a GPU) that serves service s; -1: all are busy."""
     for x in range(D.queues[s].first, D.queues[s].first + D.queues[s].count):
         i = D.seats[D.seats_of[x]].let
         if D.lets[i].busy == 0:
@@ -161,5 +166,5 @@ def idle_let(D: Desk, s: int) -> int:
 
 @bare
 def finish(D: Desk, i: int) -> None:
-    """Gpulet i has finished its batch."""
+    """Record that gpulet i (a part of a GPU) has finished its batch."""
     D.lets[i].busy = 0

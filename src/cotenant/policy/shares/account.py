@@ -57,7 +57,7 @@ class Window:
 
     @property
     def held_ns(self) -> int:
-        """Time in which the tenant held the GPU, whether others waited or not."""
+        """Return the time in ns for which the tenant held the GPU, whether others waited or not."""
         return self.sums[HELD] + self.sums[FREE]
 
     def add(self, start_ns: int, end_ns: int, kind: int = HELD) -> None:
@@ -87,8 +87,8 @@ class Window:
                 break
 
     def shed_at(self, excess_ns: float, idle_rate: float, now_ns: int) -> int:
-        """Return the first instant at which the window's sum (held + idle_rate * idle) has fallen by more than
-        `excess_ns`.
+        """Return the first instant after `now_ns` at which the window's sum (held + idle_rate * idle) has fallen by
+        more than `excess_ns`.
         """
         if excess_ns < 0:
             return now_ns
@@ -102,7 +102,7 @@ class Window:
 
 
 class Crowd:
-    """How many tenants hold one GPU or wait for it, and when it was last more than one."""
+    """Counts how many tenants hold one GPU or wait for it, and records when it was last more than one."""
 
     __slots__ = ("_shared_ns", "active")
 
@@ -111,14 +111,14 @@ class Crowd:
         self._shared_ns: int | None = None
 
     def enter(self, now_ns: int) -> None:
-        """Another tenant holds the GPU or waits for it."""
+        """Record that another tenant holds the GPU or waits for it."""
         self.active += 1
         # the time before the first tenant came is unknown, so it does not count as time alone
         if self.active > 1 or self._shared_ns is None:
             self._shared_ns = now_ns
 
     def leave(self, now_ns: int) -> None:
-        """A tenant no longer holds the GPU or waits for it."""
+        """Record that a tenant no longer holds the GPU or waits for it."""
         if self.active > 1:
             self._shared_ns = now_ns
         self.active -= 1
@@ -155,19 +155,22 @@ class Account:
 
     @property
     def weight(self) -> float:
-        """Weight for weighted round robin: the weight if given, otherwise the request, otherwise 1."""
+        """Return the tenant's weight for weighted round robin: the weight if given, otherwise the request, otherwise 1.
+        """
         return self.share.weight or self.share.request or 1.0
 
     def turn_ns(self, now_ns: int) -> int:
-        """Return how long the current turn has lasted, counted from the window's start at the earliest; 0 without a
-        turn.
+        """Return how long the tenant's current turn (the time that it holds the GPU) has lasted, counted from the
+        window's start at the earliest; 0 without a turn.
         """
         if self.turn_start_ns is None:
             return 0
         return now_ns - max(self.turn_start_ns, now_ns - self.window.window_ns)
 
     def contended_so_far_ns(self, now_ns: int) -> int:
-        """Return the time in the current turn during which others waited."""
+        """Return the time in ns of the tenant's current turn (the time that it holds the GPU) during which others
+        waited.
+        """
         return 0 if self.contended_ns is None else max(0, now_ns - self.contended_ns)
 
     def held_so_far_ns(self, now_ns: int) -> int:
@@ -182,9 +185,9 @@ class Account:
         """Return the time that counts for the rank: time held while others waited, plus `rate` of the rest of the
         window.
 
-        Time held while none waited took nothing from others, and idle time gives no claim. Both count as if the tenant
-        had had exactly its share. So a tenant that arrives or returns has neither a claim nor a debt, and no other is
-        delayed to make up for it.
+        Time held while none waited took nothing from others, and idle time gives no claim. Both kinds of time count as
+        if the tenant had had exactly its share. So a tenant that arrives or returns has neither a claim nor a debt, and
+        no other is delayed to make up for it.
         """
         window = self.window
         window.trim(now_ns)
@@ -196,7 +199,7 @@ class Account:
         return held + rate * (free + idle)
 
     def budget_ns(self, now_ns: int) -> float:
-        """Return how much of the limit is left in the window that ends now; negative if it is exceeded."""
+        """Return how many ns of the tenant's limit are left in the window that ends now; negative if it is exceeded."""
         window = self.window
         window.trim(now_ns)
         limit = self.share.limit
@@ -205,7 +208,9 @@ class Account:
         return limit * (window.window_ns - window.sums[IDLE]) - window.held_ns - self.turn_ns(now_ns)
 
     def eligible_at_ns(self, now_ns: int) -> int:
-        """Return the first instant at which the limit lets this tenant start a turn; now, if it already does."""
+        """Return the first instant at which the limit lets this tenant start a turn, that is hold the GPU; now, if the
+        limit allows it already.
+        """
         budget = self.budget_ns(now_ns)
         if budget > 0:
             return now_ns

@@ -26,12 +26,12 @@ class QuotaSettings:
     min_quota_ns: int = 20 * MS_NS
     max_quota_ns: int = 100 * MS_NS
     window_ns: int = 10 * SECOND_NS
-    idle_credit_ns: int = 250 * MS_NS  # a tenant may make up later for at most this much idle time
-    alone_ns: int = 2 * SECOND_NS  # after this time without other tenants, a turn has no deadline any more
+    idle_credit_ns: int = 250 * MS_NS  # a tenant may make up later for at most this much time in which it was idle
+    alone_ns: int = 2 * SECOND_NS  # after this time without other tenants, a tenant's turn has no deadline any more
     grace_ns: int = 20 * MS_NS  # time from the deadline of a turn until it is revoked
-    # further time after which the GPU is granted to other tenants, although the work of the holder has not ended
+    # time after which a revoked turn's GPU is granted to other tenants, although the work of the holder has not ended
     stuck_ns: int = 5 * SECOND_NS
-    exclusive_ns: int = 30 * SECOND_NS  # length of a turn under the discipline exclusive-turns
+    exclusive_ns: int = 30 * SECOND_NS  # length of a turn (time slice) under the discipline exclusive-turns
 
     def __post_init__(self) -> None:
         if not 0 < self.min_quota_ns <= self.quota_ns <= self.max_quota_ns:
@@ -67,7 +67,8 @@ def _owed_nothing(account: Account, now_ns: int) -> bool:
 
 
 def _quota_adaptive(account: Account, settings: QuotaSettings) -> int:
-    """Return half of the burst estimate plus half of the last quota, within bounds; without an estimate the base quota.
+    """Return the length of the tenant's next turn: half of the burst estimate (how long its work lasts between two
+    pauses) plus half of the last quota, within bounds; without an estimate the base quota.
     """
     most_ns = max(settings.min_quota_ns, min(settings.max_quota_ns, int(account.share.limit * settings.window_ns)))
     if account.burst_ns <= 0:
@@ -101,7 +102,8 @@ def _keep_quota(holder: Account, challenger: Account, quota_ns: int, settings: Q
 
 
 def _keep_unless_owed(holder: Account, challenger: Account, quota_ns: int, settings: QuotaSettings, now_ns: int) -> int:
-    """A holder that has got its request keeps only a minimum turn once a tenant arrives that has not.
+    """Return the length of the turn that its holder keeps. A holder that has got its request keeps only a minimum turn
+    once a tenant arrives that has not.
 
     Otherwise a tenant that pauses briefly in each step would lose a whole turn to another tenant at every pause.
     """
@@ -117,8 +119,9 @@ def _keep_unless_outranked(
 
 @dataclass(frozen=True)
 class Discipline:
-    """A discipline. The tenant with the smallest `rank` goes first; `quota`: length of its turn; `keeps`: how much of
-    it the holder keeps once another tenant waits; `owed`: whether a tenant has got less than its request.
+    """A discipline: decides which tenant gets the next turn (time slice). The tenant with the smallest `rank` goes
+    first; `quota`: length of its turn; `keeps`: how much of it the holder keeps once another tenant waits; `owed`:
+    whether a tenant has got less than its request.
     """
 
     name: str

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Grant(NamedTuple):
-    """The tenant may launch work until `deadline_ns`."""
+    """Instruction: the tenant may launch work on the GPU until `deadline_ns`."""
 
     gpu: str
     tenant: str
@@ -17,7 +17,9 @@ class Grant(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The holder's deadline changes to `deadline_ns`: later if no other tenant waits, earlier if one does."""
+    """Instruction: the deadline of the tenant that holds the GPU changes to `deadline_ns`, later if no other tenant
+    waits, earlier if one does.
+    """
 
     gpu: str
     tenant: str
@@ -26,7 +28,9 @@ class Move(NamedTuple):
 
 
 class Revoke(NamedTuple):
-    """The holder must stop launching now, and release the GPU once its work in flight has ended."""
+    """Instruction: the tenant that holds the GPU must stop launching now, and release the GPU once its work in flight
+    has ended.
+    """
 
     gpu: str
     tenant: str
@@ -35,8 +39,8 @@ class Revoke(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The next tenant is a gang, which needs several GPUs at the same time: they must be collected (NodeTurns does
-    that).
+    """Instruction: the next tenant is a gang, which needs several GPUs at the same time, and these GPUs must be
+    collected (NodeTurns does that).
     """
 
     gpu: str
@@ -44,7 +48,9 @@ class Claim(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """The holder's work did not end in time. Other tenants run concurrently with it until it has ended."""
+    """Report that the work of the tenant that held the GPU did not end in time. Other tenants run concurrently with
+    this work until it has ended.
+    """
 
     gpu: str
     tenant: str
@@ -53,7 +59,9 @@ class Stuck(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A turn has ended; the trace records it. `reason`: released, idle, expired, revoked, gone, stuck, undrained."""
+    """Report that a tenant's turn on the GPU has ended; the trace records it. `reason`: released, idle, expired,
+    revoked, gone, stuck, undrained.
+    """
 
     gpu: str
     tenant: str

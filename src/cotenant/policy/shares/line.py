@@ -12,8 +12,8 @@ from cotenant.policy.shares.disciplines import Discipline
 
 
 class Line:
-    """The waiting tenants by rank. An entry is valid while its ticket is that of the account: a newer ticket replaces
-    the entry, and ticket 0 removes the tenant. Times are in nanoseconds.
+    """The tenants that wait for one GPU, by rank. An entry is valid while its ticket is that of the tenant's account: a
+    newer ticket replaces the entry, and ticket 0 removes the tenant. Times are in nanoseconds.
     """
 
     def __init__(self, rule: Discipline) -> None:
@@ -25,7 +25,7 @@ class Line:
         self._tickets = 0
 
     def push(self, account: Account, now_ns: int) -> None:
-        """Add a tenant with its current rank."""
+        """Add a waiting tenant with its current rank."""
         self._tickets += 1
         account.ticket = self._tickets
         eligible_ns = account.eligible_at_ns(now_ns)
@@ -35,7 +35,7 @@ class Line:
             heapq.heappush(self._ready, (self._rule.rank(account, now_ns), account.ticket, account))
 
     def rank_again(self, accounts: Iterable[Account], rule: Discipline) -> None:
-        """Compute all ranks again, because shares or settings have changed."""
+        """Compute the ranks of all waiting tenants again, because shares or settings have changed."""
         self._rule = rule
         self._ready.clear()
         self._blocked.clear()

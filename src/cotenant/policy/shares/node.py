@@ -49,7 +49,7 @@ class NodeTurns:
         return self._finish(self.gpus[gpu].join(name, share, now_ns), now_ns)
 
     def leave(self, gpu: str, name: str, now_ns: int) -> list[Instruction]:
-        """Remove a tenant from one GPU, or from all GPUs of its gang."""
+        """Remove a tenant from one GPU; a gang is removed from all of its GPUs."""
         members = self._gangs.pop(name, (gpu,))
         out: list[Instruction] = []
         for member in members:
@@ -57,7 +57,7 @@ class NodeTurns:
         return self._finish(out, now_ns)
 
     def request(self, gpu: str, name: str, now_ns: int, burst_ns: int = 0) -> list[Instruction]:
-        """A tenant wants this GPU. A gang then requests all of its GPUs."""
+        """A tenant wants to run on this GPU. If the tenant is a gang, it then requests all of its GPUs."""
         members = self._gangs.get(name)
         if members is None:
             out = self.gpus[gpu].request(name, now_ns, burst_ns)
@@ -70,7 +70,7 @@ class NodeTurns:
         return self._finish(out, now_ns)
 
     def withdraw(self, gpu: str, name: str, now_ns: int) -> list[Instruction]:
-        """Cancel a tenant's pending request."""
+        """Cancel a tenant's pending request for a GPU."""
         out: list[Instruction] = []
         for member in self._gangs.get(name, (gpu,)):
             out += self.gpus[member].withdraw(name, now_ns)
@@ -96,7 +96,7 @@ class NodeTurns:
         return self._finish(out, now_ns) if self._gangs else out
 
     def advance(self, gpu: str, now_ns: int) -> list[Instruction]:
-        """Update the turns on one GPU to the present time."""
+        """Apply what is due on one GPU at the present time, such as the end of a turn."""
         out = self.gpus[gpu].advance(now_ns)
         return self._finish(out, now_ns) if self._gangs else out
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class SetSlice(NamedTuple):
-    """All channel groups of the tenant get this time slice."""
+    """Instruction: give all channel groups of the tenant this time slice."""
 
     gpu: str
     tenant: str
@@ -16,14 +16,14 @@ class SetSlice(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Take the tenant's channels off the GPU, which preempts running work."""
+    """Instruction: take the tenant's channels off the GPU, which preempts running work."""
 
     gpu: str
     tenant: str
 
 
 class Go(NamedTuple):
-    """Let the tenant's channels run on the GPU again."""
+    """Instruction: let the tenant's channels run on the GPU again."""
 
     gpu: str
     tenant: str

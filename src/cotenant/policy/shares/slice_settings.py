@@ -17,7 +17,7 @@ class SliceSettings:
     """Properties of the hardware, and limits of overheads. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
 
     switch_ns: int = 220_000
-    longest_ns: int = 100 * MS_NS  # up to this length, the hardware keeps time slices exactly
+    longest_ns: int = 100 * MS_NS  # the hardware keeps time slices of at most this length exactly
     shortest_ns: int = 200_000
     # largest fraction of the time that may be lost by switches between tenants that always have work
     switching: float = 0.01
@@ -26,14 +26,14 @@ class SliceSettings:
     # largest fraction of its share that a tenant may lose because the window ends in the middle of a period of the
     # timetable
     edge: float = 0.006
-    step_ns: int = 200 * MS_NS  # time between two corrections of the slices
-    first_step_ns: int = 50 * MS_NS  # time from when a tenant begins to work until the first correction
+    step_ns: int = 200 * MS_NS  # time between two corrections of the tenants' time slices
+    first_step_ns: int = 50 * MS_NS  # time from when a tenant begins to work until the first correction of the slices
     # sum of all slices until the first correction; short enough for many runs, which show whether queues run empty
     first_period_ns: int = 12 * MS_NS
-    # length of a period of the timetable; beside a latency-sensitive tenant, the period is this long for each other
-    # tenant
+    # length of a period of the timetable, in which tenants run one at a time; beside a latency-sensitive tenant, the
+    # period is this long for each other tenant
     period_ns: int = 100 * MS_NS
     # shortest turn in a timetable; a tenant whose share is shorter has a turn only in some periods
     turn_ns: int = 5 * MS_NS
-    # if more runs per second end for lack of work, time slices alone do not give tenants their shares
+    # if more of a tenant's runs per second end for lack of work, time slices alone do not give tenants their shares
     yields_per_s: float = 5.0

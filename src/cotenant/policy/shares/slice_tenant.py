@@ -25,8 +25,8 @@ IDLE_STEPS = 5  # a tenant is idle after this many steps in which it used no GPU
 
 
 class Had(NamedTuple):
-    """Usage in an interval: the length of the interval, the part of it in which the tenant's channels were enabled, and
-    the usage.
+    """A tenant's usage of the GPU in an interval: the length of the interval, the part of it in which the tenant's
+    channels were enabled, and the usage.
     """
 
     span_ns: int = 0
@@ -35,13 +35,13 @@ class Had(NamedTuple):
 
     @property
     def part(self) -> float:
-        """The fraction of the interval in which the tenant used the GPU."""
+        """Return the fraction of the interval for which the tenant used the GPU."""
         return self.usage.busy_ns / self.span_ns if self.span_ns else 0.0
 
 
 @dataclass(eq=False)
 class SliceTenant:
-    """One tenant on one GPU."""
+    """One tenant on one GPU under hardware time slices, with its share and its measured usage."""
 
     name: str
     share: Share
@@ -88,7 +88,7 @@ class SliceTenant:
             self.history.append((now_ns, self._on_ns, total))
 
     def had(self, now_ns: int, total: Usage, window_ns: int) -> Had:
-        """Record the tenant's usage since it joined; return its usage since the previous call."""
+        """Record `total`, the tenant's usage since it joined, and return its usage since the previous call."""
         self.put(self.on, now_ns)
         self.total = total
         self.history.append((now_ns, self._on_ns, total))
@@ -97,11 +97,11 @@ class SliceTenant:
         return self._since(-2) if len(self.history) > 1 else Had()
 
     def window(self) -> Had:
-        """Return the usage in the window, or since measuring began."""
+        """Return the tenant's usage in the last window, or since measuring began."""
         return self._since(0) if self.history else Had()
 
     def since(self, then_ns: int) -> Had:
-        """Return the usage since that time, or since the window began."""
+        """Return the tenant's usage since the time `then_ns`, or since the window began."""
         index = next((i for i, (at_ns, *_) in enumerate(self.history) if at_ns >= then_ns), len(self.history))
         return self._since(index) if index < len(self.history) else Had()
 

@@ -37,14 +37,14 @@ class GpuSlices:
         self._probing = False  # a tenant has just begun to work, so it is not known yet whether its queue runs empty
         # a latency-sensitive tenant uses time that belongs to other tenants, so it has no precedence now
         self.hogged = False
-        self._turns_again = 0  # number of further steps in which tenants are not run one at a time
+        self._turns_again = 0  # number of further correction steps in which tenants are not run one at a time
         self._next_step_ns = 0
         self._alike_ns = 0  # time since which the same tenants have had work and have behaved in the same way
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def join(self, name: str, share: Share, work_class: str, now_ns: int) -> list[SliceInstruction]:
-        """Add a tenant, or change its share or work class."""
+        """Add a tenant to the GPU, or change its share or work class."""
         if work_class not in CLASSES:
             raise ValueError(f"{work_class!r} is not a class of work; known: {', '.join(CLASSES)}")
         known = self.tenants.get(name)
@@ -55,13 +55,15 @@ class GpuSlices:
         return self._changed(now_ns)
 
     def leave(self, name: str, now_ns: int) -> list[SliceInstruction]:
-        """Remove a tenant."""
+        """Remove a tenant from the GPU."""
         if self.tenants.pop(name, None) is None:
             return []
         return self._changed(now_ns)
 
     def groups(self, name: str, count: int, now_ns: int) -> list[SliceInstruction]:
-        """Set the number of the tenant's groups on this GPU. All get a slice again: a new one has the driver's."""
+        """Set the number of the tenant's groups on this GPU. All groups get their time slice again, since a new group
+        has the driver's default.
+        """
         tenant = self.tenants[name]
         came = tenant.groups == 0 and count > 0
         tenant.groups, tenant.slice_us = count, 0
@@ -88,7 +90,7 @@ class GpuSlices:
             return self._apply(now_ns)
         if now_ns < self._next_step_ns:
             return self._switch(now_ns)
-        # steps begin together with periods, because a limit is judged over whole periods
+        # correction steps begin together with periods of the timetable, because a limit is judged over whole periods
         step_ns = self.settings.step_ns
         self._next_step_ns = ((now_ns + step_ns // 2) // step_ns + 1) * step_ns
         self._probing = False
@@ -152,7 +154,7 @@ class GpuSlices:
         return min(period_ns, settings.longest_ns / max(shares.values()))
 
     def _slices(self) -> dict[str, int]:
-        """Return the slice of each tenant with groups, in microseconds."""
+        """Return the time slice of each tenant that has channel groups, in microseconds."""
         here, settings = self.present(), self.settings
         background, guarded = self.background()
         longest_us = settings.longest_ns // 1000
@@ -197,7 +199,7 @@ class GpuSlices:
         # tenants that do not compete for the GPU are not in the timetable: they run whenever it is free
         parts = self._turns(sorted((t for t in background if t.competes), key=lambda t: t.name))
         wanted_ns = period_ns * len(parts) if guarded else max(period_ns, settings.turn_ns * len(parts))
-        # shortened so that a window has a whole number of periods
+        # the period is shortened so that a window has a whole number of periods
         period_ns = settings.window_ns // max(1, settings.window_ns // wanted_ns)
         plan, begin = dict[str, tuple[int, int]](), 0
         for name, turn_ns in turn_lengths(parts, period_ns, settings.turn_ns, now_ns // period_ns).items():
@@ -206,7 +208,7 @@ class GpuSlices:
         return plan, period_ns
 
     def _turns(self, competing: list[SliceTenant]) -> dict[str, float]:
-        """Return the fraction of a period that each tenant has for itself. A tenant whose queue runs empty at times
+        """Return the fraction of a period in which each tenant runs alone. A tenant whose queue runs empty at times
         needs more than its request to use its request. The time that no tenant requests is used for that first. A gang
         gets the same fraction on all its GPUs.
         """
@@ -268,7 +270,7 @@ class GpuSlices:
         self.one_at_a_time = len(competing) > 1 and any(t.needs_turns for t in competing)
 
     def _begin(self, now_ns: int) -> None:
-        """Restart measurements, because tenants now run in another way."""
+        """Restart measurements, because the tenants now run in another way (by time slices or by a timetable)."""
         self._alike_ns = now_ns
         for tenant in self.tenants.values():
             tenant.correction = tenant.density = 1.0
@@ -333,7 +335,9 @@ class GpuSlices:
         tenant.duty = max(limit / 4, min(wanted, 1.0))
 
     def _correct_busy(self, busy: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """Correct slices among tenants that always have work: a tenant that got more than its share gets less."""
+        """Correct the time slices of tenants that always have work: a tenant that got more than its share gets a
+        shorter slice.
+        """
         lately = {t.name: t.since(self._alike_ns) for t in busy}
         had = {name: one.part for name, one in lately.items()}
         together, promised = sum(had.values()), sum(shares[t.name] for t in busy)

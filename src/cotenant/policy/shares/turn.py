@@ -12,15 +12,15 @@ from cotenant.policy.shares.account import Account
 LONG_WINDOW = 10
 MARGIN_NS = 20_000_000  # whether a turn is extended is decided this long before its deadline
 ENDLESS_NS = 2**64 - 1  # deadline of an unbounded turn, which lasts until another tenant arrives
-# if the work of a tenant with several GPUs (a gang) has not ended after this time, it is taken to wait for its other
-# GPUs
+# if the work of a gang (a tenant with several GPUs) has not ended after this time, it is assumed to wait for the gang's
+# other GPUs
 GANG_DRAIN_NS = 50_000_000
 UNDRAINED = "undrained"  # reason for the end of a gang's turn whose work has not ended
 
 
 @dataclass(eq=False)
 class Turn:
-    """The holder, start and deadline of a turn."""
+    """The holder, start and deadline of a turn, a time slice that the agent grants to a tenant."""
 
     account: Account
     epoch: int
@@ -39,12 +39,12 @@ class Turn:
 
     @property
     def endless(self) -> bool:
-        """Whether the turn is unbounded."""
+        """Whether the turn is unbounded, that is without a deadline."""
         return self.deadline_ns == ENDLESS_NS
 
     @property
     def margin_ns(self) -> int:
-        """The decision whether to extend the turn is taken this long before its deadline."""
+        """Return how long in ns before its deadline it is decided whether to extend the turn."""
         return min(self.quota_ns // 5, MARGIN_NS)
 
     def given_up_ns(self, stuck_ns: int) -> int | None:
@@ -66,7 +66,8 @@ class Turn:
         return share.limit >= 1.0 and not share.gang and self.account.crowd.is_alone(now_ns, alone_ns)
 
     def next_deadline_ns(self, now_ns: int, alone_ns: int) -> int | None:
-        """Return the extended deadline, for a turn for which no other tenant waits. None: the deadline is not changed.
+        """Return the extended deadline of the turn, for whose end no other tenant waits. None: the deadline is not
+        changed.
         """
         if self.may_be_endless(now_ns, alone_ns):
             return ENDLESS_NS

@@ -50,8 +50,8 @@ class GpuTurns:
     # -- membership ------------------------------------------------------------------------------------------------
 
     def join(self, name: str, share: Share, now_ns: int) -> list[Instruction]:
-        """Add a tenant. It counts as if it had had exactly its share before it joined, so it has no claim to more and
-        no debt.
+        """Add a tenant to the GPU. It counts as if it had had exactly its share before it joined, so it has no claim to
+        more and no debt.
         """
         if name in self.accounts:
             return self.resize(name, share, now_ns)
@@ -93,7 +93,7 @@ class GpuTurns:
     # -- requests and releases -------------------------------------------------------------------------------------
 
     def request(self, name: str, now_ns: int, burst_ns: int = 0) -> list[Instruction]:
-        """A tenant wants to launch. A Grant answers it now or later. A repeated request has no effect."""
+        """A tenant wants to launch work. The tenant gets a Grant now or later. A repeated request has no effect."""
         account = self.accounts[name]
         if burst_ns > 0:
             account.burst_ns = burst_ns
@@ -106,7 +106,7 @@ class GpuTurns:
         return self._settle(now_ns, [])
 
     def withdraw(self, name: str, now_ns: int) -> list[Instruction]:
-        """Cancel a pending request."""
+        """Cancel a tenant's pending request for a turn."""
         account = self.accounts.get(name)
         if account is None or not account.waiting:
             return []
@@ -127,8 +127,8 @@ class GpuTurns:
         reason: str = "released",
         again: bool = False,
     ) -> list[Instruction]:
-        """The holder's work has ended. Calls for another epoch than the current one (late or repeated ones) are
-        ignored.
+        """Called when the holder's work has ended. Calls for another epoch than the current one (late or repeated ones)
+        are ignored.
 
         `drained_ns`: when the work ended, as the holder reports; time until then is charged, within the bounds of the
         turn. `again`: the tenant already wants its next turn, and competes for it in this decision.
@@ -150,7 +150,7 @@ class GpuTurns:
         return self._settle(now_ns, out)
 
     def advance(self, now_ns: int) -> list[Instruction]:
-        """Update the turn to the present time."""
+        """Apply what is due at the present time, such as the end of the turn."""
         return self._settle(now_ns, [])
 
     def grant_gang(self, name: str, now_ns: int, deadline_ns: int) -> list[Instruction]:
@@ -162,8 +162,8 @@ class GpuTurns:
         return out
 
     def grant_next(self, now_ns: int, skip: frozenset[str] = frozenset()) -> list[Instruction]:
-        """Grant a free GPU to the best waiting tenant that is not in `skip`, the gangs whose GPUs cannot be collected
-        now.
+        """Grant the free GPU to the waiting tenant of the best rank that is not in `skip`, the gangs whose GPUs cannot
+        be collected now.
         """
         out: list[Instruction] = []
         self._grant_next(now_ns, out, skip)
@@ -191,7 +191,9 @@ class GpuTurns:
         return out
 
     def pause(self, name: str, epoch: int, now_ns: int) -> None:
-        """The turn that was just granted waits for its tenant's memory. Its time does not run until `resume`."""
+        """Called when the turn that was just granted waits until its tenant's memory is on the GPU. The time of the
+        turn does not run until `resume`.
+        """
         if self.turn is not None and self.turn.account.name == name and self.turn.epoch == epoch:
             self.turn.paused_ns = now_ns
 
@@ -295,8 +297,8 @@ class GpuTurns:
         elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
             self._end_or_extend(turn, yields, now_ns, out)
         elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
-            # done even if this call comes late, because a holder for whose turn no tenant waits must not be charged for
-            # the delay
+            # the turn is extended even if this call comes late, because a holder for whose turn no tenant waits must
+            # not be charged for the delay
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
             self._revoke(turn, now_ns, "expired", out)
@@ -352,8 +354,8 @@ class GpuTurns:
         out.append(Grant(self.gpu, account.name, self._epoch, now_ns + quota_ns))
 
     def _end_undrained(self, now_ns: int, out: list[Instruction]) -> None:
-        """End a gang's turn although its work has not ended. The work ends in a later turn, and runs concurrently with
-        others until then.
+        """End a gang's turn although its work has not ended. The work ends in a later turn of the gang, and runs
+        concurrently with other tenants' work until then.
         """
         turn, self.turn = self.turn, None
         if turn is not None:

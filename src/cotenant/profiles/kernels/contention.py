@@ -16,8 +16,10 @@ from cotenant.abi import contention as soft
 
 @dataclass(frozen=True)
 class Contention:
-    """Constants of the model. `demand[c]`: fraction of the bandwidth that a kernel of class c uses alone; `density[c]`:
-    its memory accesses in flight per SM, relative to a memory-bound kernel. Times are in nanoseconds."""
+    """Constants of the model of contention between kernels. `demand[c]`: fraction of the bandwidth that a kernel of
+    class c uses alone; `density[c]`: its memory accesses in flight per SM, relative to a memory-bound kernel. Times are
+    in nanoseconds.
+    """
 
     sm_count: int
     demand: tuple[float, ...]
@@ -33,7 +35,7 @@ class Contention:
 
 
 def read_table() -> Contention:
-    """The software GPU's constants."""
+    """Return the software GPU's constants of the contention model."""
     kinds = ("UNKNOWN", "MEMORY", "COMPUTE")
     return Contention(
         soft.SM_COUNT,
@@ -51,7 +53,9 @@ def read_table() -> Contention:
 
 
 def grants(needs: Sequence[float]) -> list[float]:
-    """Fraction of the SMs that each kernel gets, oldest first; `needs` are the fractions that they would fill."""
+    """Return the fraction of the SMs that each kernel gets, oldest first; `needs` are the fractions of the SMs that the
+    kernels would fill.
+    """
     left, found = 1.0, []
     for need in needs:
         got = min(need, left)
@@ -61,7 +65,7 @@ def grants(needs: Sequence[float]) -> list[float]:
 
 
 def rates(table: Contention, needs: Sequence[float], classes: Sequence[int]) -> list[float]:
-    """Speed of each kernel relative to its speed alone, oldest kernel first."""
+    """Return the speed of each kernel relative to its speed alone, oldest kernel first."""
     held = grants(needs)
     used = [min(need, table.reach[c]) for need, c in zip(needs, classes, strict=True)]
     speeds = [min(1.0, got / part) if part else 0.0 for got, part in zip(held, used, strict=True)]
@@ -74,7 +78,7 @@ def rates(table: Contention, needs: Sequence[float], classes: Sequence[int]) -> 
 
 
 def _fair(asks: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Weighted max-min shares of a capacity of 1."""
+    """Return the weighted max-min shares of a capacity of 1, for users that ask for the amounts `asks`."""
     given = [0.0] * len(asks)
     open_ = {i for i, ask in enumerate(asks) if ask > 0 and weights[i] > 0}
     left = 1.0

@@ -21,8 +21,9 @@ _ORION_CLASS = {"-1": WorkClass.UNKNOWN, "0": WorkClass.MEMORY, "1": WorkClass.C
 
 @dataclass(frozen=True)
 class KernelWork:
-    """A kernel of a program's cycle. `sms`: SMs that it would fill, which may be more than the GPU has (several
-    waves)."""
+    """A kernel of the sequence (cycle) that a program repeats. `sms`: SMs that the kernel would fill, which may be more
+    than the GPU has (several waves).
+    """
 
     name: str
     duration_ns: int
@@ -32,8 +33,9 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Launches of one kernel with one shape. `shape`: grid and block, six numbers; empty: any shape. `sms` and
-    `duration_ns` are 0 if unknown."""
+    """The measured launches of one kernel with one shape. `shape`: grid and block, six numbers; empty: any shape. `sms`
+    and `duration_ns` are 0 if unknown.
+    """
 
     name: str
     shape: tuple[int, ...] = ()
@@ -44,7 +46,7 @@ class KernelRow:
 
     @property
     def total_ns(self) -> int:
-        """Total time of all launches of the kernel."""
+        """Return the total time of all measured launches of the kernel."""
         return self.duration_ns * self.count
 
 
@@ -74,9 +76,10 @@ def read_orion(path: Path) -> list[KernelWork]:
 
 
 def read_kernel_rows(path: Path) -> list[KernelRow]:
-    """The rows of a profile that `cotenant profile kernels` wrote. InputError if the file is not one."""
+    """Return the rows of a kernel profile that `cotenant profile kernels` wrote. InputError if the file is not one."""
     if path.exists() and not path.is_file():
-        raise InputError("not a file", file=path)  # pipes and devices are refused, because reading them might never end
+        # pipes and devices are refused as files, because reading them might never end
+        raise InputError("not a file", file=path)
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("kernels"), list):
         raise InputError("not what `cotenant profile kernels --out` writes", file=path)
@@ -104,7 +107,8 @@ def _row(row: Any, number: int, path: Path) -> KernelRow:
 
 
 def read_kernels(path: Path) -> list[KernelWork]:
-    """The kernels of one cycle of a program, from a profile in either format. InputError if the file is neither."""
+    """Return the kernels of one cycle of a program, from a profile in either format. InputError if the file is neither.
+    """
     if path.suffix != ".json":
         return read_orion(path)
     rows = read_kernel_rows(path)

@@ -1,1 +1,1 @@
-"""Step times of a language model's engine: the profile, its files, its fit."""
+"""Step times of a language model's engine: their profile, its files, and its fit to measurements."""

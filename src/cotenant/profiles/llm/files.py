@@ -53,7 +53,9 @@ class _File(Strict):
 
 
 def read_profiles(path: str | Path) -> dict[str, LlmProfile]:
-    """All models of a file, by name. InputError with file and field of the first thing that is wrong."""
+    """Return the profiles of all models of a file, by name. InputError with file and field of the first thing that is
+    wrong.
+    """
     content = check(_File, read_json(path), path)
     return {name: _profile(name, row) for name, row in content.models.items()}
 
@@ -67,7 +69,7 @@ def _profile(name: str, row: _Row) -> LlmProfile:
 
 
 def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A model's row, in the form that `read_profiles` reads."""
+    """Return a model's row of a profile file, in the form that `read_profiles` reads."""
     t = profile.times
     row: dict[str, Any] = {
         "prefill_ms": {"base": t.prefill_base * 1e3, "per_token": t.per_token * 1e3, "per_pair": t.per_pair * 1e3},
@@ -82,7 +84,7 @@ def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[
 
 
 def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | None = None) -> None:
-    """Write a model's row into a file, and keep the other rows."""
+    """Write a model's row into a profile file, and keep the other models' rows."""
     from cotenant.core.files import atomic_file
 
     content: dict[str, Any] = {"format": FORMAT, "models": {}}
@@ -95,8 +97,9 @@ def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | No
 
 
 def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> LlmProfile:
-    """A model's profile. If `spec` is a size, it is estimated for a program of `memory_bytes`; else it is the row of
-    the model's name in that file, or the file's only row."""
+    """Return a model's profile. If `spec` is a size, it is estimated for a program of `memory_bytes`; else it is the
+    row of the model's name in that file, or the file's only row.
+    """
     size = parse_size(spec)
     if size is not None:
         return roofline(name, size, memory_bytes)

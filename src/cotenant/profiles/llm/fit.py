@@ -1,4 +1,6 @@
-"""Fit of step-time coefficients to measured points: least squares of relative errors, no coefficient below 0."""
+"""Fits the coefficients of a model's step times to measured points: least squares of relative errors, no coefficient
+below 0.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,18 @@ BOOTSTRAPS = 400
 
 @dataclass(frozen=True)
 class Point:
-    """Measured durations of one kind of step, in seconds."""
+    """Measured durations, in seconds, of one kind of step of a language model's engine."""
 
     step: Step
     seconds: tuple[float, ...]
 
     @property
     def median_s(self) -> float:
-        """Median of the measured times."""
+        """Return the median of the measured durations of the step."""
         return median(self.seconds)
 
     def interval(self, seed: int = 0) -> tuple[float, float]:
-        """95 % interval of the median, by bootstrap."""
+        """Return the 95 % interval of the median duration, by bootstrap."""
         rng = random.Random(seed)
         count = len(self.seconds)
         found = sorted(median(rng.choices(self.seconds, k=count)) for _ in range(BOOTSTRAPS))
@@ -37,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """Result of a fit: the coefficients, and predicted / measured - 1 for each point."""
+    """Result of a fit of step times: the coefficients, and predicted / measured - 1 for each point."""
 
     times: StepTimes
     points: tuple[Point, ...]
@@ -45,11 +47,11 @@ class Fit:
 
     @property
     def worst(self) -> float:
-        """The largest residual."""
+        """Return the largest relative error of the fit."""
         return max(map(abs, self.residuals))
 
     def measured(self) -> dict[str, Any]:
-        """The entry of a profile's file that describes the measured points."""
+        """Return the entry of a profile's file that describes the measured points."""
         rows = []
         for point, residual in zip(self.points, self.residuals, strict=True):
             low, high = point.interval()
@@ -61,7 +63,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """Fit prefill and decode separately. InputError if either has fewer than three points."""
+    """Fit the step times of prefill and of decode separately. InputError if one of them has fewer than three points."""
     prefill = [p for p in points if p.step.tokens]
     decode = [p for p in points if p.step.sequences]
     if min(len(prefill), len(decode)) < 3:
@@ -73,8 +75,8 @@ def fit(points: Sequence[Point]) -> Fit:
 
 
 def _nonnegative(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> list[float]:
-    """Least squares of relative errors with coefficients of at least 0: the best solution over all subsets of columns
-    that has no negative coefficient.
+    """Return the least-squares solution of relative errors with coefficients of at least 0: the best solution over all
+    subsets of columns that has no negative coefficient.
     """
     width = len(rows[0])
     scaled = [[x / v for x in row] for row, v in zip(rows, values, strict=True)]

@@ -31,14 +31,16 @@ from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingPr
 USABLE = 0.9  # plans use this fraction of the memory of a GPU or an instance
 # fractions of the SMs that a partition may have on a GPU without MIG; an instance can only be halved
 PARTS = (0.4, 0.5, 0.6)
-MOST_PARTS = 14  # largest number of gpulets on a GPU: two halves of each of seven instances
+# largest number of gpulets (parts on which one model runs) on a GPU: two halves of each of seven instances
+MOST_PARTS = 14
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests to one model. Means over requests: `prompt` tokens, `pairs` of prompt tokens for attention, `decodes`
-    (tokens after the first). `context`: mean tokens in the cache over all decodes. `longest`: tokens that one prompt in
-    a hundred exceeds."""
+    """The requests to one language model. Means over requests: `prompt` tokens, `pairs` of prompt tokens for attention,
+    `decodes` (tokens after the first). `context`: mean tokens in the cache over all decodes. `longest`: tokens that one
+    prompt in a hundred exceeds.
+    """
 
     rate_rps: float
     prompt: float
@@ -65,27 +67,30 @@ class Engine:
 
     @property
     def most(self) -> int:
-        """Requests that its cache holds at once."""
+        """Return how many requests the engine's KV cache holds at once."""
         each = math.ceil(self.traffic.prompt + self.traffic.decodes + 1)
         return min(self.profile.max_sequences, self.profile.kv_tokens // each, MAX_BATCH)
 
     def times_on(self, part: Partition, slots: int) -> StepTimes:
-        """Step times on a partition of a GPU with so many memory slots."""
+        """Return the step times on a partition of a GPU with this number of memory slots."""
         if part.label in self.measured:
             return self.measured[part.label]
         bandwidth = part.share * part.slots / slots if part.slots else part.fraction
         return self.profile.times.on(part.fraction, bandwidth)
 
     def step_ms(self, times: StepTimes, requests: int) -> float:
-        """Mean length of a step while so many requests decode, and others enter as fast as these end."""
+        """Return the mean length of a step while this many requests decode, and new requests enter as fast as others
+        end.
+        """
         t, prefills = self.traffic, requests / self.traffic.decodes
         base = times.decode_base + min(1.0, prefills) * max(0.0, times.prefill_base - times.decode_base)
         decode = requests * (times.per_sequence + times.per_context * t.context)
         return 1e3 * (base + decode + prefills * (times.per_token * t.prompt + times.per_pair * t.pairs))
 
     def longest_cycle_ms(self, times: StepTimes) -> float:
-        """The longest cycle that keeps TPOT and TTFT: a prompt waits for the end of one cycle, and takes one for each
-        chunk in addition to its own work. Not above 0 if TTFT cannot be kept."""
+        """Return the longest cycle that keeps TPOT and TTFT: a prompt waits for the end of one cycle, and takes one
+        cycle for each chunk in addition to its own work. Not above 0 if TTFT cannot be kept.
+        """
         prompt = self.traffic.longest
         chunks = math.ceil(prompt / self.profile.step_tokens)
         alone = chunks * times.prefill_base + times.per_token * prompt + times.per_pair * pairs_of(prompt)
@@ -93,8 +98,10 @@ class Engine:
 
 
 def divided(gpu: str, memory_bytes: int | None = None) -> ServingProfile:
-    """The possible partitions of a GPU model: MIG instances and their halves if it has MIG, fractions of the SMs of the
-    undivided GPU, and the whole GPU. `memory_bytes`: memory that models may use on each GPU."""
+    """Return a profile with the possible partitions of a GPU model: MIG instances and their halves if it has MIG,
+    fractions of the SMs of the undivided GPU, and the whole GPU. `memory_bytes`: memory that models may use on each
+    GPU.
+    """
     card = find_gpu(gpu, "divide")
     parts = [Partition(1.0, "100%"), *(Partition(x, f"{x:.0%}") for x in PARTS)]
     slots = 0
@@ -113,8 +120,9 @@ def divided(gpu: str, memory_bytes: int | None = None) -> ServingProfile:
 
 
 def as_services(base: ServingProfile, engines: Sequence[Engine]) -> tuple[ServingProfile, list[Service]]:
-    """The engines as models of a profile and as services whose rates are decoded tokens/s. InputError for an engine
-    that keeps its SLOs on no partition."""
+    """Return the engines as models of a profile and as services whose rates are decoded tokens/s. InputError for an
+    engine that keeps its SLOs on no partition.
+    """
     models, services = dict(base.models), []
     for engine in engines:
         cycle_ms, latency = _table(base, engine)
@@ -129,7 +137,7 @@ def as_services(base: ServingProfile, engines: Sequence[Engine]) -> tuple[Servin
 
 
 def _table(base: ServingProfile, engine: Engine) -> tuple[float, dict[str, tuple[tuple[int, float], ...]]]:
-    """The longest cycle of an engine, and the length of its steps by partition and number of requests.
+    """Return the longest cycle of an engine, and the length of its steps by partition and number of requests.
 
     A larger partition permits a longer cycle within TTFT, but a service has only one cycle. The cycle chosen is the one
     with which a token costs the smallest fraction of a GPU. Partitions that would need a shorter cycle are not used.

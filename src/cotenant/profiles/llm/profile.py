@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Coefficients of the module's formula, seconds."""
+    """Coefficients of the module's formula of step times, in seconds."""
 
     prefill_base: float
     per_token: float
@@ -47,7 +47,7 @@ class StepTimes:
     per_context: float
 
     def seconds(self, step: Step) -> float:
-        """Length of a step on the whole GPU."""
+        """Return the length of a step on the whole GPU in seconds."""
         base = max(self.prefill_base if step.tokens else 0.0, self.decode_base if step.sequences else 0.0)
         return (
             base + self.per_token * step.tokens + self.per_pair * step.pairs
@@ -55,11 +55,13 @@ class StepTimes:
         )  # fmt: skip
 
     def scaled(self, factor: float) -> StepTimes:
-        """All times multiplied by a factor."""
+        """Return these step times, all multiplied by a factor."""
         return StepTimes(*(x * factor for x in vars(self).values()))
 
     def on(self, compute: float, bandwidth: float) -> StepTimes:
-        """Estimate for a part of the GPU: the parts of its arithmetic and of its memory bandwidth."""
+        """Estimate the step times on a part of the GPU, which has the fractions `compute` of its arithmetic and
+        `bandwidth` of its memory bandwidth.
+        """
         return StepTimes(
             self.prefill_base / bandwidth, self.per_token / compute, self.per_pair / compute,
             self.decode_base / bandwidth, self.per_sequence, self.per_context / bandwidth,
@@ -68,9 +70,9 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class LlmProfile:
-    """A model on one GPU. `kv_tokens`: capacity of the cache, in tokens of all running requests; `step_tokens`: maximum
-    tokens of a step; `max_sequences`: maximum requests in a step; `max_context`: maximum of prompt and answer of one
-    request.
+    """The profile of a language model on one GPU. `kv_tokens`: capacity of the cache, in tokens of all running
+    requests; `step_tokens`: maximum tokens of a step; `max_sequences`: maximum requests in a step; `max_context`:
+    maximum of prompt and answer of one request.
     """
 
     name: str
@@ -91,20 +93,24 @@ class LlmProfile:
                 raise InputError(f"{value} s is not a time of at least 0", field=field)
 
     def scaled(self, factor: float) -> LlmProfile:
-        """A copy of the model for a GPU that takes `factor` times as long."""
+        """Return the model's profile for a GPU whose steps take `factor` times as long."""
         return replace(self, times=self.times.scaled(factor))
 
 
 def pairs_of(tokens: int, before: int = 0) -> int:
-    """Pairs over which the attention of `tokens` new prompt tokens is computed, with `before` tokens in the cache."""
+    """Return the number of pairs of tokens over which the attention of `tokens` new prompt tokens is computed, with
+    `before` tokens in the cache.
+    """
     return tokens * before + tokens * (tokens + 1) // 2
 
 
 def roofline(name: str, parameters: float, memory_bytes: float = H100_MEMORY) -> LlmProfile:
-    """A dense model in bf16 on an H100, estimated from its size alone: for planning before a profile is measured.
+    """Return the profile of a dense model in bf16 on an H100, estimated from its size alone: for planning before a
+    profile is measured.
 
     Layers and width follow the shapes of published models (12 L d^2 parameters, L = d / 128, keys and values
-    of d / 4)."""
+    of d / 4).
+    """
     width = (parameters * 128 / 12) ** (1 / 3)
     layers = width / 128
     kv_bytes = 2 * layers * (width / 4) * 2
@@ -121,7 +127,7 @@ def roofline(name: str, parameters: float, memory_bytes: float = H100_MEMORY) ->
 
 
 def parse_size(text: str) -> float | None:
-    """Parameters of a size such as 8b or 0.5B; None if the text is not a size."""
+    """Return the number of parameters that a size such as 8b or 0.5B states; None if the text is not a size."""
     try:
         value = float(text[:-1]) * 1e9 if text[-1:] in ("b", "B") else 0.0
     except ValueError:

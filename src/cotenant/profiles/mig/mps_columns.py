@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 LEVELS = (1.0, 0.5, 0.14)  # active-thread percentages of MPS at which the predictor was trained
-WIDTH = 7  # number of jobs on the GPU that the predictor expects
+WIDTH = 7  # number of jobs on the GPU that the predictor expects; a dummy stands for each one that is missing
 
 # Latencies of a dummy process at the three percentages when k real jobs run at the same time, divided by the dummy's
 # largest latency; means over the 10,955 mixes of the public MISO measurements (Li et al., SoCC'22). They are used

@@ -28,8 +28,9 @@ SLICES = ("7g", "4g", "3g")
 
 
 def features(columns: np.ndarray) -> np.ndarray:
-    """Features of latencies: (..., 3), normalised by their maximum, to (..., 8): the latencies, their logarithms, and
-    two ratios."""
+    """Convert latencies (..., 3), normalised by their maximum, to the features (..., 8) that the predictor reads: the
+    latencies, their logarithms, and two ratios.
+    """
     a, b, c = columns[..., 0:1], columns[..., 1:2], columns[..., 2:3]
     return np.concatenate([columns, 2 * np.log(columns), a / b, b / c], axis=-1)
 
@@ -44,8 +45,9 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 def weighted_median(distribution: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Weighted medians of the columns of a table: weights (..., classes) and table (classes, t) give (..., t). Classes
-    with NaN in a column are ignored for that column."""
+    """Return the weighted medians of the columns of a table: weights (..., classes) and table (classes, t) give (...,
+    t). Classes with NaN in a column are ignored for that column.
+    """
     out = np.full((*distribution.shape[:-1], table.shape[1]), np.nan)
     for t in range(table.shape[1]):
         known = np.flatnonzero(~np.isnan(table[:, t]))
@@ -56,7 +58,7 @@ def weighted_median(distribution: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 class MpsMigModel:
-    """A trained predictor. `card` describes its training and errors."""
+    """A trained predictor of speeds on MIG slices. `card` describes its training and errors."""
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.card: dict[str, Any] = json.loads(str(arrays["card"]))
@@ -79,7 +81,9 @@ class MpsMigModel:
             raise InputError(f"is no MPS -> MIG model file ({error})", file=path) from None
 
     def posterior(self, mps: np.ndarray) -> np.ndarray:
-        """(n, 3, 7) MPS latencies -> (n, 7, workloads) mean distribution of the ensemble."""
+        """Return for MPS latencies (n, 3, 7) the mean distribution over known workloads (n, 7, workloads) of the
+        ensemble.
+        """
         columns = normalised(mps).transpose(0, 2, 1)
         x = features(columns)
         members = int(self.card["members"])
@@ -109,11 +113,15 @@ class MpsMigModel:
         return self._layer(f"{m}/cls", self._norm(h, f"{m}/g"))
 
     def predict(self, mps: np.ndarray) -> np.ndarray:
-        """(n, 3, 7) MPS latencies at 100/50/14 % -> (n, 3, 7) latencies on 7g/4g/3g over each column's largest."""
+        """Predict from MPS latencies at 100/50/14 % (n, 3, 7) the latencies on 7g/4g/3g (n, 3, 7), divided by each
+        column's largest.
+        """
         return weighted_median(self.posterior(mps), self._targets).transpose(0, 2, 1)
 
     def predict_speeds(self, mps: np.ndarray, geo: Geometry) -> np.ndarray:
-        """(n, 3, 7) MPS latencies -> (n, 7, kinds of geo) speed relative to the whole GPU."""
+        """Predict from MPS latencies (n, 3, 7) the speeds on each kind of slice (n, 7, kinds of geo), relative to the
+        whole GPU.
+        """
         distribution = self.posterior(mps)
         large = weighted_median(distribution, self._targets)
         small = weighted_median(distribution, self._small)
@@ -128,7 +136,7 @@ class MpsMigModel:
         return np.asarray(np.clip(design @ self._regression.T, 0.0, speed_3g[..., None]))
 
     def draw(self, rng: np.random.Generator, model: str, jobs: int, speeds: np.ndarray, geo: Geometry) -> np.ndarray:
-        """A random prediction for a workload measured beside `jobs - 1` others: speeds by kind, with errors.
+        """Return a random prediction for a workload measured beside `jobs - 1` others: speeds by kind, with errors.
 
         Drawn from predictions that the model made for mixes outside its training set. For a workload that is not among
         them, the relative errors of a random one are applied to its true `speeds` (kinds of geo).
@@ -146,7 +154,9 @@ class MpsMigModel:
         return np.asarray(speeds * np.nan_to_num(by_kind(row, geo) / by_kind(truth, geo), nan=1.0, posinf=1.0))
 
     def evaluate(self, mps: np.ndarray, mig: np.ndarray | None) -> dict[str, Any]:
-        """Mean absolute error over the columns of real jobs; without targets only how many columns were predicted."""
+        """Return the predictor's mean absolute error over the columns of real jobs; without targets only how many
+        columns were predicted.
+        """
         predicted = self.predict(mps)
         if mig is None:
             return {"mae": None, "mae_by_slice": None, "n_columns": int(predicted.shape[0] * predicted.shape[2])}
@@ -190,8 +200,9 @@ def normalised(latencies: np.ndarray, field: str = "X") -> np.ndarray:
 
 
 def by_kind(row: np.ndarray, geo: Geometry) -> np.ndarray:
-    """Speeds by kind of slice (..., kinds), from (..., 5): latencies on 7g/4g/3g and speeds on 2g/1g. The speed on
-    1g+me is that on 1g."""
+    """Return speeds by kind of slice (..., kinds), from (..., 5): latencies on 7g/4g/3g and speeds on 2g/1g. The speed
+    on 1g+me is that on 1g.
+    """
     speed = {"7g": np.ones(row.shape[:-1]), "4g": row[..., 0] / row[..., 1], "3g": row[..., 0] / row[..., 2]}
     speed |= {"2g": row[..., 3], "1g": row[..., 4], "1g+": row[..., 4]}
     return np.stack([speed[kind] for kind in geo.kinds], -1)
@@ -204,9 +215,9 @@ def _shipped() -> MpsMigModel:
 
 
 def _read_npz(path: str | Path) -> dict[str, np.ndarray]:
-    """All arrays of an npz file; InputError if the file is not one."""
+    """Return all arrays of an npz file; InputError if the file is not one."""
     try:
-        # checked before np.load, which would also try .npy and pickle and then print misleading errors
+        # the file is checked before np.load, which would also try .npy and pickle and then print misleading errors
         with zipfile.ZipFile(path) as archive:
             names = [n for n in archive.namelist() if n.endswith(".npy")]
         with np.load(path, allow_pickle=False) as data:

@@ -14,8 +14,9 @@ MPS_PENALTY = 0.15
 
 
 def compute_fraction(geo: Geometry) -> np.ndarray:
-    """Fraction of the whole GPU's SMs that each kind of slice has; the fraction of compute slices if SM counts are not
-    published."""
+    """Return the fraction of the whole GPU's SMs that each kind of slice has; the fraction of compute slices if SM
+    counts are not published.
+    """
     profiles = list(geo.profiles.values())
     sms = [p.sms for p in profiles]
     if any(s is None for s in sms):
@@ -24,7 +25,7 @@ def compute_fraction(geo: Geometry) -> np.ndarray:
 
 
 def transfer_speeds(speeds: np.ndarray, source: Geometry, target: Geometry) -> np.ndarray:
-    """Speeds relative to the whole GPU on `target`'s kinds, from those on `source`'s.
+    """Return jobs' speeds relative to the whole GPU on `target`'s kinds, from those on `source`'s.
 
     speeds: (jobs, kinds of source), 0 out of memory. A job's speed is taken as a piecewise-linear function of the
     fraction of SMs through its measured slices and the origin; where the model has none above, the whole GPU is 1. A
@@ -47,7 +48,7 @@ def transfer_speeds(speeds: np.ndarray, source: Geometry, target: Geometry) -> n
 
 
 def mps_speed(speeds: np.ndarray, geo: Geometry, sharers: int, level: float) -> np.ndarray:
-    """Assumed speed under MPS beside `sharers - 1` others at an active-thread level (0..1).
+    """Return the assumed speed under MPS beside `sharers - 1` others at an active-thread level (0..1).
 
     The share of the SMs is min(level, 1/sharers); the speed at that share is interpolated on the job's MIG speeds and
     divided by 1 + 0.15 per co-runner for the memory system they share, which MIG would have split. speeds: (jobs,

@@ -17,7 +17,9 @@ MEASURED_ON = "A100-40GB"
 
 @dataclass(frozen=True)
 class MigWorkload:
-    """One workload: seconds from start to the first batch, and seconds per iteration by kind (NaN out of memory)."""
+    """One training workload of the table: seconds from start to the first batch, and seconds per iteration by kind (NaN
+    out of memory).
+    """
 
     model: str
     launch_s: float
@@ -26,13 +28,13 @@ class MigWorkload:
 
 @cache
 def measured_geometry() -> Geometry:
-    """The geometry whose kinds the table's latencies follow."""
+    """Return the geometry (kinds of MIG slice) in whose order the table has its latencies."""
     return geometry(MEASURED_ON, double_memory=False)
 
 
 @cache
 def workloads() -> dict[str, MigWorkload]:
-    """The table: model name -> workload."""
+    """Return the table: the name of each training workload's model and its measurements."""
     geo = measured_geometry()
     text = files("cotenant.profiles").joinpath("data", "mig-a100-40gb.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))

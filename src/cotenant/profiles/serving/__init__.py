@@ -1,4 +1,4 @@
-"""Latency of served models by batch and partition: tables, files, interference between neighbours."""
+"""Latency of served models by batch size and partition of a GPU: tables, files, interference between neighbours."""
 
 from cotenant.core.extras import require
 

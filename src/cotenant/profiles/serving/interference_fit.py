@@ -1,4 +1,4 @@
-"""Fit of the linear interference model to measured pairs of neighbours."""
+"""Fits the linear model of interference between neighbours on a GPU to measured pairs of models."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ COLUMNS = ("l2", "dram", "fraction", "l2_other", "dram_other", "fraction_other",
 
 @dataclass(frozen=True)
 class Pair:
-    """One measurement: utilisations (0..1, alone on the whole GPU) and fractions of both models, and the first one's
-    slowdown.
+    """One measurement of two models on a GPU: utilisations (0..1, alone on the whole GPU) and fractions of the GPU of
+    both, and the slowdown of the first.
     """
 
     l2: float
@@ -42,8 +42,9 @@ class Fit:
 
 
 def fit_interference(pairs: Sequence[Pair]) -> Fit:
-    """Least squares of slowdown = max(1, linear). Pairs measured at 1 for which the model also gives at most 1 carry no
-    further information, so they are left out, and the fit is repeated until that set no longer changes.
+    """Fit the interference model by least squares of slowdown = max(1, linear). Pairs measured at 1 for which the model
+    also gives at most 1 carry no further information, so they are left out, and the fit is repeated until that set no
+    longer changes.
     """
     if len(pairs) < LEAST:
         raise InputError(f"{len(pairs)} pairs do not fix five coefficients; measure at least {LEAST}")
@@ -70,7 +71,9 @@ def fit_interference(pairs: Sequence[Pair]) -> Fit:
 
 
 def read_pairs(path: str | Path) -> list[Pair]:
-    """Measured pairs from CSV with the columns in COLUMNS; the slowdown is together_ms / alone_ms."""
+    """Read measured pairs of models from a CSV file with the columns in COLUMNS; the slowdown is together_ms /
+    alone_ms.
+    """
     out = []
     for line, row in csv_columns(path, COLUMNS):
         values = [cell_number(row[c], path, line, c) for c in COLUMNS]

@@ -48,7 +48,7 @@ class Partition:
             object.__setattr__(self, "share", 1.0 if self.slots else self.fraction)
 
     def cut(self, label: str, share: float, processes: int = 1) -> Partition:
-        """A gpulet that is a part of this partition."""
+        """Return the size of a gpulet that is a part of this partition."""
         return replace(self, label=label, fraction=self.fraction * share, share=self.share * share, processes=processes)
 
     @property
@@ -58,7 +58,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Interference:
-    """Coefficients of alpha; `constant` is c0. `BLIND` predicts no interference at all."""
+    """Coefficients of alpha, the slowdown by neighbours; `constant` is c0. `BLIND` predicts no interference at all."""
 
     l2_self: float = 0.0
     l2_other: float = 0.0
@@ -67,12 +67,13 @@ class Interference:
     constant: float = 1.0
 
     def own(self, l2: float, dram: float) -> float:
-        """The part of the slowdown `alpha` from a model's own utilisations, per fraction of the GPU that it has."""
+        """Return the part of the slowdown `alpha` from a model's own utilisations, per fraction of the GPU that it has.
+        """
         return self.l2_self * l2 + self.dram_self * dram
 
     def other(self, l2: float, dram: float) -> float:
-        """The part of alpha from a neighbour's utilisations, to be multiplied by the neighbour's fraction of the
-        GPU.
+        """Return the part of the slowdown `alpha` from a neighbour's utilisations, to be multiplied by the neighbour's
+        fraction of the GPU.
         """
         return self.l2_other * l2 + self.dram_other * dram
 
@@ -82,7 +83,9 @@ BLIND = Interference()
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """One model on one GPU type: memory and, by batch, latency per partition label, overhead and utilisations."""
+    """The profile of one model on one GPU type: memory and, by batch, latency per partition label, overhead and
+    utilisations.
+    """
 
     name: str
     memory_bytes: int
@@ -93,8 +96,9 @@ class ModelProfile:
 
 
 def interpolate(points: Points, batch: int, what: str) -> float:
-    """Value at a batch size, linear between the two nearest profiled sizes. Raises InputError outside the profiled
-    range."""
+    """Return the value at a batch size, linear between the two nearest profiled sizes. Raises InputError outside the
+    profiled range.
+    """
     if not points:
         raise InputError(f"{what} is not in the profile")
     batches = [b for b, _ in points]
@@ -131,7 +135,7 @@ class ServingProfile:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def model(self, name: str) -> ModelProfile:
-        """The profile of a model, by its name or an alias; InputError lists the known ones."""
+        """Return the profile of a model, by its name or an alias; InputError lists the known ones."""
         found = self.models.get(name) or self.models.get(self.aliases.get(name, ""))
         if found is None:
             known = ", ".join(sorted(self.models))
@@ -139,7 +143,7 @@ class ServingProfile:
         return found
 
     def partition(self, label: str) -> Partition:
-        """The partition with a label."""
+        """Return the partition of the GPU with this label; InputError if the profile has none."""
         for partition in self.partitions:
             if partition.label == label:
                 return partition
@@ -147,22 +151,24 @@ class ServingProfile:
         raise InputError(f"partition {label} is absent from the {self.gpu} profile, which has {known}")
 
     def max_batch(self, name: str, label: str) -> int:
-        """Largest profiled batch of a model on a partition; 0 when the pair is not profiled."""
+        """Return the largest profiled batch of a model on a partition; 0 if the pair is not profiled."""
         points = self.model(name).latency_ms.get(label, ())
         return points[-1][0] if points else 0
 
     def latency_ms(self, name: str, batch: int, label: str) -> float:
-        """Milliseconds of one batch alone on a partition, without overhead or margin. A missing cell is an error."""
+        """Return the milliseconds of one batch alone on a partition, without overhead or margin. InputError if the
+        profile has none.
+        """
         model = self.model(name)
         return interpolate(model.latency_ms.get(label, ()), batch, f"{self.gpu}: latency of {name} on {label}")
 
     def overhead_ms(self, name: str, batch: int) -> float:
-        """Milliseconds of building one batch; 0 if the profile has no overhead for the model."""
+        """Return the milliseconds of building one batch; 0 if the profile has no overhead for the model."""
         points = self.model(name).overhead_ms
         return interpolate(points, batch, f"{self.gpu}: overhead of {name}") if points else 0.0
 
     def utilisation(self, name: str, batch: int) -> tuple[float, float]:
-        """(L2, DRAM) utilisation, each 0..1, of a model alone on the whole GPU."""
+        """Return the (L2, DRAM) utilisation, each 0..1, of a model alone on the whole GPU."""
         model = self.model(name)
         if self.interference == BLIND and not model.l2:
             return 0.0, 0.0
@@ -170,21 +176,23 @@ class ServingProfile:
         return interpolate(model.l2, batch, what), interpolate(model.dram, batch, what)
 
     def pressure(self, name: str, batch: int, label: str) -> float:
-        """The addition of a model's batch to a neighbour's alpha."""
+        """Return what a model's batch on a partition adds to the slowdown `alpha` of a neighbour."""
         return self.interference.other(*self.utilisation(name, batch)) * self.partition(label).share
 
     def alpha(self, name: str, batch: int, label: str, neighbour_pressure: float | None) -> float:
-        """Slowdown beside neighbours of this summed pressure; 1 without neighbours (None)."""
+        """Return the slowdown of a model's batch beside neighbours that add `neighbour_pressure` to it in all; 1
+        without neighbours (None).
+        """
         if neighbour_pressure is None:
             return 1.0
         own = self.interference.own(*self.utilisation(name, batch)) * self.partition(label).share
         return max(1.0, self.interference.constant + own + neighbour_pressure)
 
     def effective_ms(self, name: str, batch: int, label: str, neighbour_pressure: float | None = None) -> float:
-        """Milliseconds to plan with for one batch: slowed latency plus overhead, times the margin."""
+        """Return the milliseconds to plan with for one batch: slowed latency plus overhead, times the margin."""
         slowed = self.latency_ms(name, batch, label) * self.alpha(name, batch, label, neighbour_pressure)
         return (slowed + self.overhead_ms(name, batch)) * self.margin
 
     def planned_memory_bytes(self) -> float:
-        """Bytes of one GPU that plans may use."""
+        """Return the bytes of one GPU's memory that plans may use."""
         return self.memory_bytes * self.usable

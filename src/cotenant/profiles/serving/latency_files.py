@@ -28,7 +28,7 @@ MAX_BATCH = 1024
 
 
 def shipped_profiles() -> dict[str, str]:
-    """GPU name to the text of each profile that comes with the package."""
+    """Return, by GPU name, the text of each profile that comes with the package."""
     found = {}
     for entry in resources.files("cotenant.profiles").joinpath("data").iterdir():
         if entry.name.startswith("serving-") and entry.name.endswith(".json"):
@@ -38,8 +38,8 @@ def shipped_profiles() -> dict[str, str]:
 
 
 def load_profile(gpu: str, path: str | Path | None = None) -> ServingProfile:
-    """The profile of a GPU type: from `path` (a JSON file, or a folder), else the shipped one. Raises InputError if
-    there is none.
+    """Return the serving profile of a GPU type: from `path` (a JSON file, or a folder), else the shipped one. Raises
+    InputError if there is none.
     """
     if path is None:
         shipped = shipped_profiles()
@@ -64,7 +64,7 @@ def _plain(gpu: str) -> str:
 
 
 def read_profile(path: Path) -> ServingProfile:
-    """Read Cotenant's JSON format."""
+    """Read a serving profile in Cotenant's JSON format."""
     return parse_profile(read_json(path), path)
 
 
@@ -124,7 +124,7 @@ class _File(Strict):
 
 
 def parse_profile(data: Any, file: str | Path) -> ServingProfile:
-    """Build a profile from the content of a JSON file, checking every value."""
+    """Build a serving profile from the content of a JSON file, checking every value."""
     raw = check(_File, data, file)
     models = {}
     for name, m in raw.models.items():
@@ -171,7 +171,7 @@ def _partitions(sizes: Mapping[str, _Size], file: str | Path) -> tuple[Partition
 
 
 def _size_content(p: Partition, whole: Sequence[Partition]) -> Any:
-    """A partition as written in the JSON format."""
+    """Return a partition as written in the JSON format."""
     if p in whole:
         return {"fraction": p.fraction, "slots": p.slots} if p.slots else p.fraction
     of = next(w for w in whole if w.instance == p.instance and (p.instance or w.share > 1 - 1e-9))
@@ -183,7 +183,7 @@ def _sorted(points: Mapping[int, float]) -> Points:
 
 
 def profile_to_dict(profile: ServingProfile) -> dict[str, Any]:
-    """A profile as the object of a JSON file; `parse_profile` gives the same profile back."""
+    """Return a serving profile as the object of a JSON file; `parse_profile` gives the same profile back."""
     inter = profile.interference
     whole = [p for p in profile.partitions if p.processes == 1 and (not p.slots or p.share > 1 - 1e-9)]
     return {
@@ -226,7 +226,7 @@ LENETS = {f"lenet{i}": "lenet1" for i in range(2, 7)}
 
 
 def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
-    """Read latency.csv: model -> partition label -> batch -> ms. The header line is optional."""
+    """Read latency.csv into a table model -> partition label -> batch -> ms. The header line is optional."""
     out: dict[str, dict[str, dict[int, float]]] = {}
     for line, row in csv_rows(path):
         if line == 1 and row[0] == "model":
@@ -290,7 +290,9 @@ def _memory(path: Path) -> dict[str, float]:
 
 
 def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GPU_MB) -> ServingProfile:
-    """Read a folder laid out like the public gpulet data; files beside latency.csv may be absent."""
+    """Read a serving profile from a folder laid out like the public gpulet data; files beside latency.csv may be
+    absent.
+    """
     latencies = _latencies(folder / "latency.csv")
     if not latencies:
         raise InputError("has no latencies", file=folder / "latency.csv")

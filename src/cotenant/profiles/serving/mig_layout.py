@@ -1,4 +1,4 @@
-"""Placement of a serving plan's MIG instances on a GPU."""
+"""Places the MIG instances of a serving plan on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SEVEN_SLICES = "A100-80GB"
 
 
 def mig_geometry(profile: ServingProfile) -> Geometry | None:
-    """The geometry that limits a profile's MIG instances; None without instances, or for kinds that no GPU has."""
+    """Return the geometry that limits a profile's MIG instances; None without instances, or for kinds that no GPU has.
+    """
     if not profile.slots:
         return None
     try:
@@ -28,7 +29,8 @@ def mig_geometry(profile: ServingProfile) -> Geometry | None:
 
 
 def starts(profile: ServingProfile, kinds: Sequence[str]) -> list[int]:
-    """The first memory slot of each of these instances of one GPU; largest first if no GPU's geometry is known."""
+    """Return the first memory slot of each of these instances of one GPU; largest first if no GPU's geometry is known.
+    """
     geo = mig_geometry(profile)
     slots = {p.instance: p.slots for p in profile.partitions}
     order = sorted(range(len(kinds)), key=lambda i: -slots[kinds[i]])

@@ -30,8 +30,8 @@ BATCHES = 50  # number of total batch sizes that are tried, in geometric steps f
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds per step, and the part of waiting for the gradients of others, at `batch` examples per GPU
-    (ascending).
+    """Seconds per training step, and the part of them for which a GPU waits for the gradients of others, at `batch`
+    examples per GPU (ascending).
     """
 
     batch: Floats
@@ -41,10 +41,10 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ElasticModel:
-    """One model. `rate[gpu][count]`: work per second by phase of the training (an array; one phase if speed does not
-    depend on progress); `batch[gpu][count]`: examples per step at that rate, by phase, where they are chosen;
-    `apart[gpu][count]`: factor on the rate when the gang spans more nodes than necessary;
-    `work`: work of a whole training, NaN if the trace has it; `restart_s`: time of a restart, NaN: unknown.
+    """The elastic profile of one model. `rate[gpu][count]`: work per second by phase of the training (an array; one
+    phase if speed does not depend on progress); `batch[gpu][count]`: examples per step at that rate, by phase, where
+    they are chosen; `apart[gpu][count]`: factor on the rate when the gang spans more nodes than necessary; `work`: work
+    of a whole training, NaN if the trace has it; `restart_s`: time of a restart, NaN: unknown.
     """
 
     name: str
@@ -87,8 +87,8 @@ def efficiency(batch: Floats, first_batch: float, noise: float) -> Floats:
 
 
 def goodput(times: StepTimes, count: int, batch_range: tuple[float, float], noise: float) -> tuple[float, float]:
-    """Goodput: the largest number of examples of full efficiency per second on `count` GPUs over all batch sizes, and
-    the batch that has it; 0 and 0 if no batch fits.
+    """Return the goodput: the largest number of examples of full efficiency per second on `count` GPUs over all batch
+    sizes, and the batch that has it; 0 and 0 if no batch fits.
 
     A batch is split over the GPUs; if a part is larger than the largest measured one, gradients are accumulated over
     several passes without synchronisation. Between measured batches, times are interpolated.
@@ -110,7 +110,9 @@ def goodput(times: StepTimes, count: int, batch_range: tuple[float, float], nois
 
 
 def load_elastic(name: str) -> ElasticProfiles:
-    """Shipped elastic profiles (`gavel`, `sia`), or a JSON file in the same form; InputError names file and field."""
+    """Return shipped elastic profiles (`gavel`, `sia`), or a JSON file in the same form; InputError names file and
+    field.
+    """
     if name in SHIPPED:
         text = resources.files("cotenant.profiles").joinpath(f"data/elastic-{name}.json").read_text()
         return _Reader(name).profiles(json.loads(text))
@@ -121,7 +123,7 @@ def load_elastic(name: str) -> ElasticProfiles:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads values of a profile and checks them. Errors name `file`."""
+    """Reads values of an elastic profile and checks them. Errors name `file`."""
 
     file: str
 
@@ -164,7 +166,7 @@ class _Reader:
         )
 
     def _from_steps(self, entry: dict[str, Any], where: str) -> tuple[_ByGpu, _ByGpu]:
-        """Goodput and batch, each by GPU model, count and phase."""
+        """Return goodput and batch size of a model, each by GPU model, count and phase."""
         try:
             least, most = (float(x) for x in entry["batch"])
             noise = [float(x) for x in entry["noise"]]

@@ -21,7 +21,7 @@ TAIL = 400  # an error quotes this many characters of the end of a failed progra
 
 
 def usable_cores() -> list[int]:
-    """Numbers of the cores that this process may use."""
+    """Return the numbers of the CPU cores that this process may use."""
     return sorted(os.sched_getaffinity(0))
 
 
@@ -44,8 +44,8 @@ class JobRuns:
     raw: dict[str, Any] = field(default_factory=dict)
 
     def step_s(self, cpus: int) -> float:
-        """Seconds per step with this many cores. InputError if the command cannot start, WorkError if it ends
-        without a measurement.
+        """Run the job with this many cores, and return its seconds per step. InputError if the command cannot start,
+        WorkError if it ends without a measurement.
         """
         folder = Path(tempfile.mkdtemp(prefix="cotenant-profile-"))
         try:
@@ -91,13 +91,15 @@ class JobRuns:
                 f"the job took more than {self.timeout_s:g} s for {self.warm + self.steps} steps; use fewer --steps"
             ) from None
         finally:
-            if process.poll() is None:  # the job is ended, too, if this process is interrupted
+            if process.poll() is None:  # the job is ended even if this process is interrupted
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
 class _Held:
-    """Code that runs in the child process before the program, and pins it and its children to the cores."""
+    """Code that runs in the child process before the job's program, and pins the program and its children to the given
+    cores.
+    """
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = cores

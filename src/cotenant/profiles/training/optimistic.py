@@ -26,14 +26,15 @@ CACHED = tuple(i / 10 for i in range(11))  # fractions of the data set in the pa
 
 @dataclass(frozen=True)
 class CpuPoint:
-    """One real run: seconds per step with this many cores (all GPUs together)."""
+    """One real run of a training job: seconds per step with this many cores (all GPUs together)."""
 
     cpus: int
     step_s: float
 
 
 def sweep(measure: Callable[[int], float], least: int, most: int, stride: int, runs: int) -> list[CpuPoint]:
-    """Measure the points that determine the curve; returns them in ascending order of cores, at most `runs` of them.
+    """Measure the points that determine the curve of speed by number of cores; return them in ascending order of cores,
+    at most `runs` of them.
 
     The ends of the range are measured first; then, as long as runs are left, the middle of the interval over which the
     speed changes most, unless the change is below CLOSE or known to be linear. `measure(cpus)`: seconds per step.
@@ -65,8 +66,9 @@ def sweep(measure: Callable[[int], float], least: int, most: int, stride: int, r
 
 @dataclass(frozen=True)
 class DataSet:
-    """Input of the memory computation: bytes of the data set, steps that read it once, and the read speeds
-    (10^6 bytes per second) from storage and from memory. `resident_bytes`: the job's own memory beside the data.
+    """A training job's data set, from which the effect of memory is computed: its size in bytes, steps that read it
+    once, and the read speeds (10^6 bytes per second) from storage and from memory. `resident_bytes`: the job's own
+    memory beside the data.
     """
 
     bytes: int
@@ -77,9 +79,9 @@ class DataSet:
 
 
 def step_seconds(points: list[CpuPoint], data: DataSet | None) -> tuple[Floats, Floats]:
-    """The memory axis in bytes, and the seconds per step as an array (points, memory). fetch = cached / memory speed +
-    uncached / storage speed; epoch = max(fetch, measured). Without a data set, memory
-    has no effect: one column.
+    """Return the memory axis in bytes, and the seconds per step as an array (points, memory). fetch = cached / memory
+    speed + uncached / storage speed; epoch = max(fetch, measured). Without a data set, memory has no effect: one
+    column.
     """
     measured = np.array([p.step_s for p in points])
     if data is None or data.bytes <= 0:
@@ -91,8 +93,8 @@ def step_seconds(points: list[CpuPoint], data: DataSet | None) -> tuple[Floats, 
 
 
 def storage_need_mbps(points: list[CpuPoint], data: DataSet) -> Floats:
-    """Rate in 10^6 bytes per second that storage must deliver so that fetching never takes longer than computing, as an
-    array (points, memory); the full speed of storage if even that is too slow.
+    """Return the rate in 10^6 bytes per second that storage must deliver so that fetching never takes longer than
+    computing, as an array (points, memory); the full speed of storage if even that is too slow.
     """
     cached = np.array(CACHED) * data.bytes
     epoch_s = np.array([p.step_s for p in points])[:, None] * data.steps_per_epoch
@@ -112,7 +114,7 @@ def profile_table(
     family: str = "measured",
     more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of a profile file with one model, as `tables.load_profiles` reads it.
+    """Return the content of a profile file with one model, as `tables.load_profiles` reads it.
 
     Cores and memory are per GPU; the base point (throughput 1) is 3 cores per GPU, or the nearest measured, with the
     most memory. `more` is added to the model's entry.

@@ -16,7 +16,7 @@ CHUNK = 4 << 20
 
 
 def dataset_bytes(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; InputError if there are none."""
+    """Return the total bytes of a file, or of all files below a folder; InputError if there are none."""
     try:
         if path.is_file():
             total = path.stat().st_size
@@ -30,8 +30,9 @@ def dataset_bytes(path: Path) -> int:
 
 
 def storage_mbps(path: Path | None) -> float:
-    """Read speed in 10^6 bytes per second of files at `path`, or of a file that is written for this in the current
-    folder, without the page cache."""
+    """Return the read speed in 10^6 bytes per second of files at `path`, or of a file that is written for this in the
+    current folder, without the page cache.
+    """
     if path is None:
         with tempfile.NamedTemporaryFile(dir=".", prefix=".cotenant-") as file:
             block = os.urandom(CHUNK)
@@ -63,7 +64,9 @@ def _read(files: list[Path]) -> float:
 
 
 def memory_mbps() -> float:
-    """Rate in 10^6 bytes per second at which one thread reads from memory: the median of a few passes over 256 MiB."""
+    """Return the rate in 10^6 bytes per second at which one thread reads from memory: the median of a few passes over
+    256 MiB.
+    """
     block = np.ones(MOST_BYTES // 8, dtype=np.int64)
     speeds = []
     for _ in range(5):

@@ -21,8 +21,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TwoSpeed:
-    """A model's two speeds at one CPU:GPU ratio: seconds per iteration at the proportional share, and the speedup
-    (a factor) with its ideal demand.
+    """A training job's two speeds at one ratio of CPUs to GPUs: seconds per iteration at the proportional share, and
+    the speedup (a factor) with its ideal demand.
     """
 
     iteration_s: float
@@ -53,8 +53,10 @@ class ModelProfile:
     gpu_speed: dict[str, float] = field(default_factory=dict)
 
     def speed(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> float:
-        """Throughput against the base point at any allotment: bilinear inside the table, flat beyond its far edges,
-        and proportional to cores below its smallest core count (half a core does at most half the preparation)."""
+        """Return the throughput against the base point at any allotment of CPU and memory: bilinear inside the table,
+        flat beyond its far edges, and proportional to cores below its smallest core count (half a core does at most
+        half the preparation).
+        """
         c = float(np.clip(cpus_per_gpu, self.cpus_per_gpu[0], self.cpus_per_gpu[-1]))
         m = float(np.clip(memory_gb_per_gpu, self.memory_gb_per_gpu[0], self.memory_gb_per_gpu[-1]))
         i, u = _cell(self.cpus_per_gpu, c)
@@ -67,8 +69,8 @@ class ModelProfile:
         return float(value * min(1.0, cpus_per_gpu / self.cpus_per_gpu[0]))
 
     def two_speed_at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> TwoSpeed:
-        """The model's two speeds for a GPU with this proportional share; computed from the table if the profile does
-        not state them for this ratio.
+        """Return the model's two speeds for a GPU with this proportional share; computed from the table if the profile
+        does not state them for this ratio.
         """
         for ratio, stated in self.two_speed.items():
             if math.isclose(ratio, cpus_per_gpu):
@@ -102,12 +104,12 @@ class Profiles:
 
     @property
     def iteration_s(self) -> dict[str, float]:
-        """Seconds per iteration at the base point, by model."""
+        """Return the seconds per iteration at the base point (throughput 1), by model."""
         return {name: model.iteration_s for name, model in self.models.items()}
 
 
 def load_profiles(path: str | Path | None = None) -> Profiles:
-    """The shipped profiles, or those of a JSON file in the same form; InputError names file and field."""
+    """Return the shipped profiles, or those of a JSON file in the same form; InputError names file and field."""
     if path is None:
         text = resources.files("cotenant.profiles").joinpath("data/synergy.json").read_text()
         return _parse(json.loads(text), "shipped profiles")
@@ -180,14 +182,14 @@ class _Entry:
     where: str
 
     def part(self, key: str) -> _Entry:
-        """The object at `key`; an empty one if there is none."""
+        """Return the object at `key`; an empty one if there is none."""
         content = self.content.get(key, {})
         if not isinstance(content, dict):
             raise self._wrong(key, "is not an object")
         return _Entry(content, self.file, f"{self.where}.{key}")
 
     def number(self, key: str, default: float | None = None, most: float = math.inf) -> float:
-        """The number at `key`, above 0 and at most `most`."""
+        """Return the number at `key`, above 0 and at most `most`."""
         value = self.content.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
             raise self._wrong(key, f"{value!r} is not a positive number")
@@ -217,8 +219,9 @@ class _Entry:
 
 
 def _knee(table: Floats) -> tuple[int, int]:
-    """Indices of the smallest number of cores, and then of the smallest memory, with which the throughput is within 0.1
-    % of the table's best."""
+    """Return the indices of the smallest number of cores, and then of the smallest memory, with which the throughput is
+    within 0.1 % of the table's best.
+    """
     best = table.max() * 0.999
     rows = np.flatnonzero((table >= best).any(axis=1))
     c = int(rows[0])

@@ -44,8 +44,9 @@ TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile",
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """Options as the user gives them. Times are in seconds; None means the default of the policy's paper or of the
-    profile."""
+    """Options of a simulation under an elastic policy, as the user gives them. Times are in seconds; None means the
+    default of the policy's paper or of the profile.
+    """
 
     policy: str
     profiles: str | None = None
@@ -165,8 +166,9 @@ def _world(jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: floa
 
 
 class Chooser:
-    """Keeps what an elastic policy needs to know about each job, and converts its decisions into types, levels and an
-    order."""
+    """Keeps what an elastic policy needs to know about each job, and converts its decisions into the kernel's form:
+    demand types, levels (phases of the training) and an order of the jobs.
+    """
 
     def __init__(self, tables: ElasticTables, policy: ElasticPolicy, lease_s: float, restart_s: float | None) -> None:
         jobs, models = len(tables.base), len(tables.models)
@@ -223,8 +225,9 @@ class Chooser:
         )
 
     def _present_hosts(self, world: World, rows: NDArray[Any], held: Ints) -> Ints:
-        """Return for each job the job whose GPU it shares as the second one, as a row of `rows`; NONE if that job has
-        ended or waits."""
+        """Return for each job that is the second one on a GPU the first one, as a row of `rows`; NONE for other jobs,
+        and if the first one has ended or waits.
+        """
         hosts = self.host[rows]
         at = np.minimum(np.searchsorted(rows, hosts), len(rows) - 1)
         there = (hosts != NONE) & (rows[at] == hosts) & (held != NONE)

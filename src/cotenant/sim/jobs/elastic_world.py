@@ -23,12 +23,13 @@ from cotenant.profiles.training.elastic import ElasticModel, ElasticProfiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-LEAST_LEVELS = 3  # the levels proportional, ideal and down, which every table must have; a record uses the first two
+# the levels proportional, ideal and down of CPU and memory, which every table must have; a record uses the first two
+LEAST_LEVELS = 3
 
 
 @dataclass(frozen=True)
 class Base:
-    """Jobs of one kind: their model, the GPUs that they request, and the GPU models that they accept."""
+    """Jobs of one kind (a base): their model, the GPUs that they request, and the GPU models that they accept."""
 
     model: ElasticModel
     wants: int
@@ -37,9 +38,10 @@ class Base:
 
 @dataclass(frozen=True)
 class ElasticTables:
-    """The tables of a run, with B bases, C configurations and P phases. Type b is base b while it waits; type B + b x C
-    + c is base b in configuration c; type B + B x C + b x C + c is base b on half of a GPU, if GPUs are shared. Level p
-    + P x (1 + b) is phase p on one GPU with base b."""
+    """The tables of a run under an elastic policy, with B bases (kinds of job), C configurations and P phases. Type b
+    is base b while it waits; type B + b x C + c is base b in configuration c; type B + B x C + b x C + c is base b on
+    half of a GPU, if GPUs are shared. Level p + P x (1 + b) is phase p on one GPU with base b.
+    """
 
     demand: Demand
     nodes: Array
@@ -71,9 +73,10 @@ def build_tables(
     default_profile: str | None = None,
     trace_gpu: str | None = None,
 ) -> ElasticTables:
-    """Build the tables. InputError names a job that has no profile or fits on no node. `rigid`: jobs run on exactly the
-    GPUs that they request. `packs`: two jobs may share a GPU. `trace_gpu`: GPU model of the trace's durations (default:
-    the cluster's first GPU model on which the job can run)."""
+    """Build the tables of a run under an elastic policy. InputError names a job that has no profile or fits on no node.
+    `rigid`: jobs run on exactly the GPUs that they request. `packs`: two jobs may share a GPU. `trace_gpu`: GPU model
+    of the trace's durations (default: the cluster's first GPU model on which the job can run).
+    """
     nodes, kinds = build_nodes(cluster)
     models = tuple(dict.fromkeys(group.gpu.name for group in kinds))
     options = _configurations(profiles, nodes, kinds, models)

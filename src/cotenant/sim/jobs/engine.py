@@ -43,12 +43,12 @@ from cotenant.sim.jobs.window import JOBS_AT_ONCE, Window
 
 IDLE_ROUNDS = 10_000  # a run is aborted after this many successive rounds in which restarts take all the time
 MAX_LEASES_OF_A_JOB = 50_000_000
-MOVES_RECORDED_UP_TO = 20_000  # in runs with more jobs than this, placements are recorded only on request
+MOVES_RECORDED_UP_TO = 20_000  # placements of jobs are recorded only on request in runs with more jobs than this
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options of the simulator as the user gives them. Times are in seconds."""
+    """Options of the training simulator as the user gives them. Times are in seconds."""
 
     lease_s: float = 300.0
     finish: str = "exact"  #: exact | lease-end
@@ -130,7 +130,9 @@ def run_training(
 
 
 def _check_length(jobs: work.Jobs, workload: Workload, lease_s: float) -> None:
-    """Refuse runs with too many rounds: every round is recorded, so they would use up the memory after hours."""
+    """Refuse runs with too many rounds (leases): every round is recorded, so such runs would use up the memory after
+    hours.
+    """
     alone_s = workload.demand.type["isolated_s"][workload.type] * workload.iterations
     longest = int(np.argmax(alone_s))
     leases = float(alone_s[longest]) / lease_s
@@ -206,7 +208,9 @@ def run_window(
     writer: RecordWriter,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Run to the end and record it. `choose(world)` is called when the policy has to decide."""
+    """Run the event loop until all jobs of the window's trace have ended, and record the run. `choose(world)` is called
+    when the policy has to decide.
+    """
     while True:
         status = kernel.advance(window.world)
         if status == kernel.NOWHERE:
@@ -227,7 +231,7 @@ def run_window(
 
 
 def _flush(window: Window, writer: RecordWriter) -> None:
-    """Write the kernel's events to the record, and clear the buffers."""
+    """Write the events of the compiled loop to the record, and clear the buffers."""
     c, out = window.world.run.counters, window.world.out
     events, rounds = out.event[: int(c[C_EVENTS])], out.round[: int(c[C_ROUNDS])]
     columns: dict[str, Any] = {name: events[name] for name in EVENT.names or () if name != "node_end"}
@@ -264,7 +268,7 @@ def recorded_jobs(jobs: work.Jobs, workload: Workload) -> Iterator[pl.DataFrame]
 def describe_run(
     trace: work.Trace, cluster: Cluster, policy: JobPolicy, options: EngineOptions, label: str | None = None
 ) -> RunInfo:
-    """Describe the run, for the file run.json."""
+    """Return the description of the run for the record's file run.json."""
     jobs = len(trace.jobs)
     placements = options.record_placements
     return RunInfo(

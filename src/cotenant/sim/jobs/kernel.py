@@ -47,14 +47,15 @@ from cotenant.sim.jobs.telling import (
 
 # reasons for which `advance` returns
 DONE, FLUSH, NEED_CHOICE, NOWHERE = 0, 1, 2, 3
-# the steps of a tick; after an interruption, the loop continues with the same step
+# the steps of a tick (the start of a lease); after an interruption, the loop continues with the same step
 P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3
 
 
 @inner
 def _admit(w: World, now: float) -> bool:
-    """Record the ends and arrivals up to now, in time order. False: the buffers are full, or the next arrival is not
-    loaded yet."""
+    """Record the ends and arrivals of jobs up to now, in time order. False: the buffers are full, or the next arrival
+    is not loaded yet.
+    """
     run, c = w.run, w.run.counters
     while True:
         if no_room(w, ZERO) or (c[C_MORE] == 1 and c[C_NEXT] == len(w.jobs)):
@@ -85,7 +86,8 @@ def _admit(w: World, now: float) -> bool:
                 run.order[kept] = job
                 kept += 1
         c[C_ACTIVE] = kept
-        c[C_FRESH] += c[C_FINISHED]  # this marks that the unfinished jobs differ from those of the previous round
+        # the counter C_FRESH marks that the unfinished jobs differ from those of the previous round
+        c[C_FRESH] += c[C_FINISHED]
         c[C_FINISHED] = 0
         c[C_TOLD] = 0
     return True
@@ -93,7 +95,9 @@ def _admit(w: World, now: float) -> bool:
 
 @inner
 def _order(w: World, now: float) -> bool:
-    """Order the unfinished jobs. Returns whether the last decision remains valid."""
+    """Order the unfinished jobs. Returns whether the policy's last decision remains valid, so that it need not decide
+    again.
+    """
     run, c = w.run, w.run.counters
     n = c[C_ACTIVE]
     code = w.choice.ordering

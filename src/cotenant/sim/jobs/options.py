@@ -34,7 +34,8 @@ class TrainingConfig(BaseModel):
     restart_cost: float = Field(default=0.0, ge=0)
     checkpoint_cost: float = Field(default=0.0, ge=0)
     reserve_after: float = Field(default=math.inf, gt=0)
-    sticky: bool | None = None  # None: true if moving a job takes time, false if it does not
+    # whether running jobs keep their GPUs; None: true if moving a job takes time, false if it does not
+    sticky: bool | None = None
     solver_limit: float = Field(default=1.0, gt=0, le=3600)
     queues: tuple[float, ...] = (3600.0, 36000.0)
     gittins_sample: str | None = None
@@ -43,7 +44,7 @@ class TrainingConfig(BaseModel):
     trace_gpu: str | None = None
     record: Recorded = "auto"
     skip_too_large: bool = False
-    # range of jobs, by arrival and without the last, to which figures about jobs refer
+    # range of jobs, numbered by arrival and without the last, to which the record's figures about jobs refer
     measure: tuple[int, int] | None = None
 
     @field_validator("lease", "restart_cost", "checkpoint_cost", "reserve_after", "solver_limit", mode="before")
@@ -76,7 +77,9 @@ class TrainingConfig(BaseModel):
 
     @property
     def is_sticky(self) -> bool:
-        """Whether running jobs keep their GPUs: the given value, or, without one, whether moving a job takes time."""
+        """Whether running jobs keep their GPUs: the option `sticky` if it is given, otherwise true if moving a job
+        takes time.
+        """
         return self.restart_cost + self.checkpoint_cost > 0 if self.sticky is None else self.sticky
 
 

@@ -47,8 +47,9 @@ class PolicyRun:
 
     @classmethod
     def of(cls, point: Mapping[str, Any]) -> PolicyRun:
-        """Create the run for a point's options. InputError names an option that is invalid, or that belongs to another
-        kind of policy."""
+        """Create the run from a sweep point's options. InputError names an option that is invalid, or that belongs to
+        another kind of policy.
+        """
         name = None if point.get("policy") is None else str(point["policy"])
         given = {option: point[option] for option in TrainingConfig.model_fields if option in point}
         cuts = {option: point[option] for option in PartitionOptions.__dataclass_fields__ if option in point}
@@ -78,8 +79,9 @@ class PolicyRun:
         return cls("partition", models, partition=partition, shared=given)
 
     def run(self, trace: Trace, cluster: Cluster, out: Path, more: dict[str, object], seed: int) -> None:
-        """Run the point. The record is written to folder `out`; in it, `more` describes how trace and cluster were
-        made."""
+        """Simulate the trace on the cluster under the point's policy. The record is written to folder `out`; in it,
+        `more` describes how trace and cluster were made.
+        """
         if self.config is not None:
             known = load_profiles(self.config.profiles)
             simulate(trace, cluster, self.config, profiles=known, out=out, more_options=more)

@@ -19,13 +19,14 @@ ROUND_ROOM = 1 << 14
 
 # the simulator's state of a job; policies do not read it
 PROGRESS = np.dtype([
-    ("iteration_s", "f8"),  # seconds per iteration with its current resources
+    ("iteration_s", "f8"),  # seconds per iteration with the job's current resources
     ("finish_s", "f8"),  # time at which the job ended; NaN while it has not
     ("debt_s", "f8"),  # time for restarts and checkpoints that the job must still spend before it does work
     ("resume_s", "f8"),  # time that is lost when a job which ran before starts again or moves (checkpoint and restart)
     ("started", "?"),  # whether the job has run before
     ("told_waiting", "?"),
-    ("old_first", "i8"),  # first entry, number of entries, and level that the previous decision granted
+    # first entry, number of entries and level of CPU and memory that the previous decision granted to the job
+    ("old_first", "i8"),
     ("old_count", "i8"),
     ("old_level", "i8"),
 ])  # fmt: skip
@@ -43,7 +44,7 @@ ROUND = np.dtype([
 
 
 class Options(NamedTuple):
-    """How the simulator runs. Times are in seconds."""
+    """Options of the compiled event loop. Times are in seconds."""
 
     lease_s: float
     exact_finish: bool  #: a job ends as soon as its work is done, not at the end of its lease
@@ -54,7 +55,9 @@ class Options(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What changes during a run, in addition to the jobs. There are J jobs and E entries of allocations."""
+    """The state of a simulated run that changes, in addition to the jobs. There are J jobs and E entries of
+    allocations.
+    """
 
     job: Array  #: PROGRESS[J]
     order: Array  # i8[J]: unfinished jobs, in the order of the last decision
@@ -67,7 +70,7 @@ class Run(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Events and rounds that are not yet written to the record."""
+    """Buffers for the events and rounds that are not yet written to the record."""
 
     event: Array  #: EVENT[...]
     node: Array  #: EVENT_NODE[...]
@@ -75,7 +78,7 @@ class Buffers(NamedTuple):
 
 
 class World(NamedTuple):
-    """All arrays of the kernel."""
+    """All arrays of the compiled event loop (kernel.py)."""
 
     jobs: Array  #: policy.arrays.JOB[J]
     run: Run
@@ -98,7 +101,7 @@ def make_progress(jobs: int) -> Array:
 
 
 def make_run(jobs: int, entries: int) -> Run:
-    """Return the changing state of a run, before its start."""
+    """Return the changing state of a simulated run, before its start."""
     return Run(
         job=make_progress(jobs),
         order=np.zeros(jobs, np.int64),
@@ -112,7 +115,7 @@ def make_run(jobs: int, entries: int) -> Run:
 
 
 def make_world(jobs: Array, demand: Demand, nodes: Array, choice: Choice, context: Context, options: Options) -> World:
-    """Return all arrays of a run, before its start."""
+    """Return all arrays of a simulated run, before its start."""
     j = len(jobs)
     alloc = make_allocation(demand, nodes, j)
     e = len(alloc.entry)

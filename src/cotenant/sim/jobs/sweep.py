@@ -70,9 +70,9 @@ def run_sweep(
 ) -> list[Path]:
     """Run the points that have no result yet. Returns the folders of all runs, in the sweep's order.
 
-    `workers`: number of concurrent runs; None: one for each core. `address`: that of the Ray cluster to use; None: this
-    machine. `on_ready()` is called before the first run, if there is one; `progress(done, runs)` after each. After an
-    interrupt (KeyboardInterrupt) finished runs are kept, unfinished ones are removed, and the next call continues.
+    `workers`: number of concurrent runs; None: one for each core. `address`: address of the Ray cluster to use; None:
+    this machine. `on_ready()` is called before the first run, if there is one; `progress(done, runs)` after each. After
+    an interrupt (KeyboardInterrupt) finished runs are kept, unfinished ones are removed, and the next call continues.
     """
     points = list(sweep.points())
     folders = [out / "runs" / key_of(point, base) for point in points]
@@ -108,7 +108,9 @@ def run_sweep(
 
 
 def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: Callable[[], None]) -> None:
-    """Distribute the points to worker processes. On an error or interrupt, stop them and remove unfinished runs."""
+    """Distribute the points of the sweep to worker processes. On an error or interrupt, stop them and remove unfinished
+    runs.
+    """
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
@@ -135,8 +137,9 @@ def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: 
 
 @contextmanager
 def _deaf_to_interrupt() -> Iterator[None]:
-    """Make processes that are started inside ignore Ctrl-C, which a terminal sends to all of them: the parent stops
-    them."""
+    """Return a context in which started processes ignore Ctrl-C, which a terminal sends to all of them: the parent
+    stops them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

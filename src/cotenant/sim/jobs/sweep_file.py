@@ -38,8 +38,8 @@ PARTITION = tuple(name for name in PartitionOptions.__dataclass_fields__ if name
 POLICY = (*TrainingConfig.model_fields, *PARTITION)
 CLUSTER = ("cluster", "gpu", "cpus_per_node", "memory_per_node", "storage_mbps")
 TEXTS = ("arrivals", "durations", "gpu_mix", "split", "split_mode")
-DRAWN = ("jobs", "like", "load")  # options of a trace that is generated
-# options of a trace that is read from a file
+DRAWN = ("jobs", "like", "load")  # options of a trace that a sweep generates
+# options of a trace that a sweep reads from a file
 READ = (
     "trace", "rate_scale", "gpu_counts", "max_jobs", "from", "to", "tenant", "only_gpus", "min_duration",
     "max_duration",
@@ -112,7 +112,7 @@ def _load(path: Path) -> YamlFile:
 
 
 def _changes(texts: Sequence[str]) -> Point:
-    """Return the changes of the command line as options, with absolute paths."""
+    """Return the texts "name=value" of the command line as options of a sweep, with absolute paths."""
     raw: Point = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -133,7 +133,7 @@ def _changes(texts: Sequence[str]) -> Point:
 
 
 def _checked(raw: Point, path: Path | None) -> Point:
-    """Return the options by their names with underscores; each has a value or a list of values."""
+    """Return the options of a sweep file by their names with underscores; each has a value or a list of values."""
     options: Point = {}
     for key, value in raw.items():
         name = str(key).replace("-", "_")
@@ -151,7 +151,7 @@ def _checked(raw: Point, path: Path | None) -> Point:
 
 
 def _check_points(sweep: Sweep, path: Path) -> None:
-    """Check all values before the first run starts, each axis separately."""
+    """Check all values of a sweep before its first run starts, each axis (option with several values) separately."""
     _check_trace_options(sweep, path)
     try:
         for point in sweep.one_at_a_time(POLICY):
@@ -188,15 +188,16 @@ def _check_measure(point: Point, trace: Trace, path: Path) -> None:
 
 
 def _small(point: Point) -> Point:
-    """Return the point with only a few generated jobs, which suffice to find errors."""
+    """Return the sweep point with only a few generated jobs, which suffice to find errors."""
     if "jobs" not in point:
         return point
     return {**point, "jobs": min(_whole(point["jobs"], "jobs"), 100)}
 
 
 def key_of(point: Point, base: Path) -> str:
-    """Return the name of a point's folder: a hash of its options, of the files that they name, and of the program's
-    version."""
+    """Return the name of a point's folder: a hash of its options, of the files that the options name, and of the
+    program's version.
+    """
     content = {name: digest_of(path) for name, path in paths_of(point, base).items()}
     text = json.dumps([point, content, version("cotenant")], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -218,7 +219,7 @@ def _digest(path: Path, mtime_ns: int, size_bytes: int) -> str:
 
 
 def paths_of(point: Point, base: Path) -> dict[str, Path]:
-    """Return the files that a point names, by option."""
+    """Return the paths of the files that a sweep point names, by option."""
     found = {}
     for name, value in point.items():
         text = str(value)
@@ -231,7 +232,7 @@ def paths_of(point: Point, base: Path) -> dict[str, Path]:
 
 
 def located(point: Point, base: Path) -> Point:
-    """Return the point with its paths made relative to the working folder."""
+    """Return the sweep point with its paths made relative to the working folder."""
     paths = {}
     for name, path in paths_of(point, base).items():
         form, colon, _ = str(point[name]).rpartition(":")
@@ -240,12 +241,12 @@ def located(point: Point, base: Path) -> Point:
 
 
 def policy_run(point: Point, base: Path) -> PolicyRun:
-    """Return the point's policy with its options, checked."""
+    """Return the policy of a sweep point with its options, checked."""
     return PolicyRun.of(located(point, base))
 
 
 def cluster_of(point: Point, base: Path) -> Cluster:
-    """Return the point's cluster."""
+    """Return the cluster that a sweep point describes."""
     point = located(point, base)
     cpus, storage, memory = (point.get(name) for name in ("cpus_per_node", "storage_mbps", "memory_per_node"))
     return parse_cluster(
@@ -258,7 +259,7 @@ def cluster_of(point: Point, base: Path) -> Cluster:
 
 
 def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
-    """Return the point's trace, which is read from a file or generated from its seed."""
+    """Return the job trace of a sweep point, which is read from a file or generated from its seed."""
     models = policy_run(point, base).models
     point = located(point, base)
     texts: dict[str, Any] = {name: str(point[name]) for name in TEXTS if name in point}
@@ -299,7 +300,7 @@ def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
 
 
 def seed_of(point: Point) -> int:
-    """Return the seed for the random parts of a point."""
+    """Return the seed for the random parts of a sweep point."""
     return _whole(point.get("seed", 1), "seed")
 
 
@@ -322,8 +323,9 @@ def _whole(value: Any, field: str) -> int:
 
 
 def run_point(point: Point, folder: Path, base: Path, shown: Point | None = None) -> None:
-    """Run a point into its folder. Afterwards the record is complete or absent. `shown`: the options to record, if the
-    point reads copies of files."""
+    """Run the simulation of a sweep point and write its record into `folder`. Afterwards the record is complete or
+    absent. `shown`: the options to record, if the point reads copies of files.
+    """
     more = {name: value for name, value in (shown or point).items() if name in SHOWN}
     cluster = cluster_of(point, base)
     trace = trace_of(point, cluster, base)

@@ -29,7 +29,7 @@ Files = dict[str, bytes]
 def run_on_ray(
     todo: Sequence[tuple[Point, Path]], base: Path, address: str, workers: int | None, on_done: Callable[[], None]
 ) -> None:
-    """Run the points into their folders on the Ray cluster at `address` ("auto": the one of this machine).
+    """Run the points of a sweep on the Ray cluster at `address` ("auto": the one of this machine).
 
     `workers`: limit of concurrent runs; None: the cluster's number of CPUs. `on_done()` is called after each run.
     WorkError if the cluster cannot be reached, or repeatedly loses a run's worker; InputError for an invalid address,
@@ -64,7 +64,8 @@ def run_on_ray(
                 folder = running.pop(reference)
                 try:
                     found = ray.get(reference)
-                except Exception as error:  # the error comes from Ray, because errors of a run are returned as results
+                # this error comes from Ray itself, because errors of a run are returned as results
+                except Exception as error:
                     why = f"run {folder.name} cannot run on the cluster, or {RETRIES + 1} workers died during it"
                     raise WorkError(f"{why}: {_first_line(error)}") from None
                 if isinstance(found, Exception):
@@ -94,7 +95,7 @@ def check_listens(address: str) -> None:
 
 
 def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *contents: bytes) -> Files | Exception:
-    """Run a point on this machine. Returns the files of its record, or its error.
+    """Run a sweep point on this machine. Returns the files of its record, or its error.
 
     `digests` and `contents`: hashes and contents of the files that the point names, by option and in the same order.
     `program`: version of the program that started the sweep.

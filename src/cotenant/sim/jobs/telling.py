@@ -36,7 +36,9 @@ def gpus_of(w: World, job: int) -> float:
 
 @inner
 def tell(w: World, time_s: float, job: int, kind: int, reason: int, held: bool) -> None:
-    """Write one event. `held`: the job has its allocation from now on, so the event describes it."""
+    """Write one event of a job into the buffers. `held`: the job has its allocation from now on, so the event describes
+    the allocation.
+    """
     c, out, alloc = w.run.counters, w.out, w.alloc
     e = c[C_EVENTS]
     cpu, memory, speed = 0, 0, 0.0
@@ -77,7 +79,7 @@ def no_room(w: World, nodes: int) -> bool:
 
 @inner
 def remember(w: World) -> None:
-    """Store the last decision, with which the next one is compared."""
+    """Store the policy's last decision, with which the next one is compared."""
     alloc, c, progress = w.alloc, w.run.counters, w.run.job
     if w.options.moves_matter:
         for i in range(alloc.used[0]):
@@ -92,7 +94,8 @@ def remember(w: World) -> None:
 @inlined
 def _pace(w: World, job: int) -> float:
     """Return the seconds per iteration with the job's present allocation. The slowest node determines the speed of a
-    gang."""
+    job on several nodes.
+    """
     alloc = w.alloc
     typ, level = w.jobs[job].type, alloc.job[job].level
     slowest = 0.0
@@ -166,7 +169,7 @@ def _tell_waiting(w: World, now: float, job: int) -> None:
 
 @inner
 def tell_changes(w: World, now: float) -> bool:
-    """Write the changes of a decision. False: the buffers are full."""
+    """Write the events that follow from the policy's decision. False: the buffers are full."""
     run, alloc, c, progress = w.run, w.alloc, w.run.counters, w.run.job
     compare = w.options.moves_matter
     for i in range(c[C_EMIT], c[C_ACTIVE]):

@@ -22,7 +22,7 @@ from cotenant.workloads.jobs.select import gpu_times_in
 
 
 def policy_of(config: TrainingConfig, profiles: Profiles) -> JobPolicy:
-    """Return the job policy that the options name."""
+    """Return the job policy that the validated options name."""
     sample: tuple[float, ...] = ()
     if config.gittins_sample:
         sample = tuple(float(x) for x in gpu_times_in(config.gittins_sample, profiles.iteration_s))
@@ -39,7 +39,7 @@ def policy_of(config: TrainingConfig, profiles: Profiles) -> JobPolicy:
 
 
 def engine_options(config: TrainingConfig) -> EngineOptions:
-    """Return the options of the simulator."""
+    """Return the options of the training simulator that the validated options contain."""
     return EngineOptions(
         lease_s=config.lease,
         finish=config.finish,

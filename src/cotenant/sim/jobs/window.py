@@ -71,7 +71,7 @@ class Window:
         grants = np.zeros(len(jobs), GRANT)
         grants["level"] = NOT_RUNNING
         grants[:active] = world.alloc.job[kept]
-        # entries of allocations still have the old job numbers, which are used only within one decision
+        # entries of allocations still have the old job numbers, which are used only within one decision of the policy
         self.world = world._replace(
             jobs=jobs,
             run=moved,

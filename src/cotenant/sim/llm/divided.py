@@ -28,8 +28,10 @@ LONG_PROMPT = 99  # the time to the first token is planned for this percentile o
 
 @dataclass(frozen=True)
 class DividedPlan:
-    """A plan with rates in decoded tokens/s. `attainment`: simulated attainment of each model that has requests.
-    `factors`: for each model, the factor on its rate for which the plan was made."""
+    """A plan of language models on parts of GPUs, with rates in decoded tokens/s. `attainment`: simulated fraction of
+    the requests that keep their SLO, for each model that has requests. `factors`: for each model, the factor on its
+    rate for which the plan was made.
+    """
 
     plan: ServingPlan
     profile: ServingProfile
@@ -37,12 +39,14 @@ class DividedPlan:
     factors: Mapping[str, float]
 
     def holds(self, target: float, judged: Sequence[str]) -> bool:
-        """Whether all models are placed, and each of `judged` reaches the target."""
+        """Whether all models are placed, and the SLO attainment of each model in `judged` reaches the target."""
         return self.plan.feasible and all(self.attainment.get(name, 1.0) >= target for name in judged)
 
 
 def traffic_of(trace: TokenTrace, model: int, span_s: float) -> Traffic:
-    """The requests to one model of a trace, over `span_s` seconds. The model must have some."""
+    """Return the rate and the lengths of the requests to one model of a trace of `span_s` seconds. The trace must have
+    requests to the model.
+    """
     mine = trace.model == model
     prompt, decodes = trace.prompt[mine].astype(float), np.maximum(1.0, trace.output[mine] - 1.0)
     # each decoding step of a request reads its prompt, the first token, and the tokens that were decoded before
@@ -86,9 +90,10 @@ def plan_divided(
 def attainment(
     plan: ServingPlan, profile: ServingProfile, engines: Sequence[Engine], trace: TokenTrace, seed: int
 ) -> dict[str, float]:
-    """Fraction of each model's requests that keep TTFT and TPOT. A request goes to a random gpulet of its model, with a
-    probability in proportion to the rates planned there. The engines of a gpulet share its time in proportion to their
-    work in a cycle."""
+    """Return the fraction of each model's requests that keep the limits of TTFT and TPOT. A request goes to a random
+    gpulet (part of a GPU) of its model, with a probability in proportion to the rates planned there. The engines of a
+    gpulet share its time in proportion to their work in a cycle.
+    """
     by_name = {e.name: e for e in engines}
     kept: dict[str, list[float]] = {}
     to = _assigned(plan, trace, np.random.default_rng([seed, 21]))
@@ -108,7 +113,7 @@ def attainment(
 
 
 def _assigned(plan: ServingPlan, trace: TokenTrace, draw: np.random.Generator) -> list[np.ndarray]:
-    """Draw the gpulet of each request; returns a mask of the requests for each gpulet."""
+    """Draw the gpulet (part of a GPU) that serves each request; return a mask of the requests for each gpulet."""
     to = [np.zeros(len(trace), bool) for _ in plan.gpulets]
     for i, name in enumerate(trace.models):
         seats = [(g, seat) for g, let in enumerate(plan.gpulets) for seat in let.seats]

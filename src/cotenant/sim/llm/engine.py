@@ -24,7 +24,7 @@ from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.sim.llm.gpu import SharedGpu
 from cotenant.workloads.llm.trace import TokenTrace
 
-STOP_S = 1.0  # a program takes this long to end
+STOP_S = 1.0  # time in seconds that a model's program takes to end
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class SimModel:
 
 @dataclass(frozen=True)
 class LlmSetup:
-    """The GPUs and the rules. `warm`: models that fit are resident at the start, in file order. `prefix_cache`: tokens
-    that the trace marks as cached need no prefill."""
+    """The GPUs of a simulation of language models, and the rules by which they are shared. `warm`: models that fit are
+    resident at the start, in file order. `prefix_cache`: tokens that the trace marks as cached need no prefill.
+    """
 
     models: tuple[SimModel, ...]
     gpu_bytes: tuple[int, ...]
@@ -68,12 +69,12 @@ class Switch:
 
 @dataclass(frozen=True)
 class LlmResult:
-    """The result of a run."""
+    """The result of a simulation of language models."""
 
     trace: TokenTrace
     setup: LlmSetup
     times: TokenTimes
-    refused: np.ndarray  # requests that were refused because the queue was full
+    refused: np.ndarray  # number of requests to each model that were refused because the queue was full
     switches: tuple[Switch, ...]
     busy_s: tuple[float, ...]
     preempted: tuple[int, ...]
@@ -81,7 +82,7 @@ class LlmResult:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """Return the SLOs, by model."""
+        """Return the SLOs of the models, in their order."""
         return tuple(m.target for m in self.setup.models)
 
     def summary(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class _Run:
         self._order = 0
         self._wake_s = math.inf
         self._waiting: set[int] = set()  # models with requests that no program has received yet
-        self._ready: set[int] = set()  # models whose next step may begin
+        self._ready: set[int] = set()  # models whose next step (iteration of a batch) may begin
         self.now_s = 0.0
 
     STEP, MOVED, WAKE = 0, 1, 2
@@ -233,7 +234,7 @@ class _Run:
         self._decide()
 
     def _admit(self, model: _Model) -> None:
-        """Give the model's program the requests that it may take."""
+        """Give the model's program the waiting requests that the residency policy admits."""
         row = self.policy.rows[model.name]
         while model.queue and row.open < model.config.max_concurrency and self.policy.admits(model.name):
             request = model.queue.popleft()
@@ -294,5 +295,5 @@ def simulate(trace: TokenTrace, setup: LlmSetup, progress: Callable[[int], None]
 
 
 def longest(models: Sequence[SimModel]) -> list[int]:
-    """Return the largest number of tokens of one request, by model."""
+    """Return the largest number of tokens that one request may have, for each model."""
     return [min(m.profile.max_context, m.profile.kv_tokens) for m in models]

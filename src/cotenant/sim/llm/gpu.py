@@ -1,5 +1,6 @@
-"""A GPU that the steps of several models share: the speed of each step, and the time of the next end. Between two
-events speeds are constant, so times are exact."""
+"""A GPU that the steps of several models share: the speed of each step, and the time at which the next step ends.
+Between two events speeds are constant, so times are exact.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ SHARING = ("conserving", "fixed")
 
 @dataclass
 class Running:
-    """A running step. `left_s`: the seconds that the rest of it would take on the whole GPU."""
+    """A model's step that runs on the GPU. `left_s`: the seconds that the rest of it would take on the whole GPU."""
 
     left_s: float
     weight: float
@@ -22,9 +23,10 @@ class Running:
 
 
 class SharedGpu:
-    """The steps that run on a GPU. `conserving`: concurrent steps run at speeds in proportion to their weights,
-    best-effort steps only while no latency-sensitive step runs. `fixed`: each step runs at the speed of its weight, as
-    on a fixed fraction of the SMs."""
+    """The steps (iterations of models' batches) that run on a GPU. `conserving`: concurrent steps run at speeds in
+    proportion to their weights, best-effort steps only while no latency-sensitive step runs. `fixed`: each step runs at
+    the speed of its weight, as on a fixed fraction of the SMs.
+    """
 
     def __init__(self, sharing: str = "conserving") -> None:
         if sharing not in SHARING:
@@ -42,7 +44,7 @@ class SharedGpu:
         self._share()
 
     def end(self, key: int, now_s: float) -> None:
-        """End a step."""
+        """Remove the step with this key, which has ended, from the GPU."""
         self._advance(now_s)
         del self.running[key]
         self._share()

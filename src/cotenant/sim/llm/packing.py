@@ -18,8 +18,9 @@ MISSES = 2  # models are added one at a time until the target has been missed th
 
 @dataclass(frozen=True)
 class Row:
-    """The result of one simulation. `least`: the lowest SLO attainment of a latency-sensitive model, `least_of` its
-    name."""
+    """The result of one simulation with a number of models on a GPU. `least`: the lowest SLO attainment of a
+    latency-sensitive model, `least_of` its name.
+    """
 
     models: int
     gpus: int
@@ -34,8 +35,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Packing:
-    """The result of the search. `per_gpu`: number of models, in file order, that one GPU serves at the target; `gpus`:
-    number of GPUs for all models, None if more are needed than were tried."""
+    """The result of the search for how many models fit on a GPU. `per_gpu`: number of models, in file order, that one
+    GPU serves at the target; `gpus`: number of GPUs for all models, None if more are needed than were tried.
+    """
 
     target: float
     per_gpu: int
@@ -51,7 +53,9 @@ class Packing:
 def pack(
     trace: TokenTrace, setup: LlmSetup, target: float, most_gpus: int, tell: Callable[[Row], None] | None = None
 ) -> Packing:
-    """Search with `trace`, which must have requests to all models of the setup. All GPUs are of one model."""
+    """Find how many models one GPU serves, and how many GPUs all models need, by simulating `trace`, which must have
+    requests to all models of the setup. All GPUs are of one model.
+    """
     rows: list[Row] = []
 
     def attempt(models: int, gpus: int) -> Row:

@@ -22,10 +22,11 @@ Predict = Callable[[int, int], np.ndarray]
 
 @dataclass
 class PartitionInput:
-    """Input of a run. Arrays by job: arrival, GPUs (whole numbers), work in seconds of the whole GPU, launch time.
-    `speeds`: true speeds (jobs, kinds of instance), 0 if the job may not run there. `qos_floor`: lowest allowed speed,
-    0 to 1. `nodes`: node of every GPU. `predict`: the prediction that miso uses after a measurement; None: exact
-    speeds."""
+    """Input of a run of a partition policy. Arrays by job: arrival, GPUs (whole numbers), work in seconds of the whole
+    GPU, launch time. `speeds`: true speeds (jobs, kinds of instance), 0 if the job may not run there. `qos_floor`:
+    lowest allowed speed, 0 to 1. `nodes`: node of every GPU. `predict`: the prediction that miso uses after a
+    measurement; None: exact speeds.
+    """
 
     geo: Geometry
     nodes: list[int]
@@ -56,7 +57,7 @@ class Enforcer:
         # come later, because instances are taken from the end.
         self.free = sorted((self.slice_size(p), -g.index, p) for g in self.gpus for p in g.instances)
         self.queue: deque[int] = deque()
-        # GPUs that a waiting gang reserves, which jobs behind the gang in the queue may not use
+        # GPUs that a waiting gang (a job of several GPUs) reserves, which jobs behind the gang in the queue may not use
         self.claimed: list[GpuState] = []
         self.known = np.full(len(data.arrival_s), not rules.profiles)
         believed = _prior(self.geo, data.speeds) if rules.profiles else data.speeds
@@ -89,8 +90,9 @@ class Enforcer:
         return Tenancy(tuple(gpu.jobs), tuple(gpu.place.get(j) for j in gpu.jobs))
 
     def apply(self, gpu: GpuState, jobs: list[int], plan: PartitionPlan) -> None:
-        """Give each job its instance: stop jobs whose instance changes, change the GPU's layout, and start the jobs
-        again."""
+        """Give each job of the GPU the MIG instance that the plan chose: stop jobs whose instance changes, change the
+        GPU's layout, and start the jobs again.
+        """
         now = self.clock.now
         target = dict(zip(jobs, plan.placements, strict=True))
         change = any(p not in gpu.instances for p in target.values())
@@ -106,7 +108,9 @@ class Enforcer:
             self.seat(gpu, job, now + saved + delay + float(self.launch_s[job]))
 
     def reshape(self, gpu: GpuState, wanted: set[Placement]) -> float:
-        """Create the wanted instances, and keep idle ones if they fit. Returns the time that this takes."""
+        """Create the wanted MIG instances on a GPU, and keep idle ones if they fit. Returns the time in seconds that
+        this takes.
+        """
         kept = set(wanted)
         for place in sorted(gpu.instances - wanted):
             if self.geo.fits(kept | {place}):
@@ -125,7 +129,7 @@ class Enforcer:
         self.begin(job, (gpu.index,), ready, speed, share_of(self.geo, place))
 
     def sit(self, gpu: GpuState, job: int, place: Placement) -> None:
-        """Start a job on an existing instance."""
+        """Start a job on a MIG instance that already exists."""
         gpu.jobs.append(job)
         gpu.place[job] = place
         gpu.version += 1
@@ -153,8 +157,9 @@ class Enforcer:
         self.note(job, kind, Reason.IN_ORDER if first or waited else why, speed, share)
 
     def share(self, gpu: GpuState, newcomer: int | None) -> None:
-        """Run the jobs under MPS without partitions: their speeds depend on how many share the GPU; only the new job
-        has to launch."""
+        """Run the GPU's jobs under MPS without partitions: their speeds depend on how many share the GPU; only the new
+        job has to launch.
+        """
         now = self.clock.now
         gpu.version += 1
         if not gpu.jobs:
@@ -209,7 +214,9 @@ class Enforcer:
     # ---- profiling under MPS
 
     def begin_profile(self, gpu: GpuState, job: int) -> None:
-        """Stop all jobs, switch the GPU to one instance with MPS, run all jobs together and measure them."""
+        """Begin to measure the speeds of the GPU's jobs: stop all jobs, switch the GPU to one instance with MPS, run
+        all jobs together and measure them.
+        """
         now = self.clock.now
         for other in gpu.jobs:
             self.work.stop(other, now)
@@ -231,14 +238,17 @@ class Enforcer:
         self.clock.at(end, "measured", gpu.index, gpu.version)
 
     def measured(self, gpu: GpuState) -> None:
-        """End a measurement: choose a layout by its predictions. A job that no longer fits returns to the queue."""
+        """End a measurement of jobs under MPS: choose the GPU's layout by the speeds that the measurement predicts. A
+        job that no longer fits returns to the queue.
+        """
         gpu.mode = Mode.MIG
         for job in gpu.jobs:
             speeds = self.data.speeds[job]
             if self.data.predict is not None:
                 speeds = np.where(speeds > 0, self.data.predict(job, len(gpu.jobs)), 0.0)
             believed = np.where(speeds >= self.data.qos_floor[job], speeds, 0.0)
-            if believed[0] <= 0:  # predictions must not exclude the whole GPU, since the job would then wait for ever
+            # predictions must not say that the job does not fit on a whole GPU, since it would then wait for ever
+            if believed[0] <= 0:
                 believed[0] = self.data.speeds[job, 0]
             self.believed[job] = believed
             self.known[job] = True

@@ -16,7 +16,8 @@ from cotenant.sim.mig.state import Entry, GpuState, Mode
 
 
 class PartitionEngine(Enforcer):
-    """A run of a partition policy. `run()` returns the log; `work` then holds start and finish times by job."""
+    """Simulates a run of a partition policy. `run()` returns the log; `work` then holds start and finish times by job.
+    """
 
     # ---- the loop
 
@@ -48,7 +49,8 @@ class PartitionEngine(Enforcer):
         return self.log
 
     def finish(self, job: int) -> None:
-        """End a job: free its resources, then admit waiting jobs, then check whether a new layout pays off."""
+        """End a job: free its resources, then admit waiting jobs, then check whether a new layout of its GPU pays off.
+        """
         now = self.clock.now
         self.work.stop(job, now)
         self.work.left[job], self.work.finish[job] = 0.0, now
@@ -143,8 +145,9 @@ class PartitionEngine(Enforcer):
         return True
 
     def must_measure(self, jobs: list[int]) -> bool:
-        """Whether a job was not measured and has run long enough for a measurement to pay off, or has a lowest allowed
-        speed."""
+        """Whether one of these jobs must be measured under MPS: it was not measured, and it has run long enough for a
+        measurement to pay off or has a lowest allowed speed.
+        """
         late = self.rules.profile_after_s
         return any(not self.known[j] and (self.age(j) >= late or self.data.qos_floor[j] > 0) for j in jobs)
 
@@ -152,8 +155,9 @@ class PartitionEngine(Enforcer):
         return self.clock.now - self.work.start[job] if job in self._started else 0.0
 
     def admit_static(self, job: int) -> bool:
-        """Place a job on the largest free instance on which it may run. A GPU that a gang has left first gets its
-        layout back."""
+        """Place a job on the largest free instance on which it may run. A GPU that a gang (a job of several GPUs) has
+        left first gets its layout back.
+        """
         for size, index, place in reversed(self.free):
             gpu = self.gpus[-index]
             if self.usable(gpu) and self.believed[job, self.geo.kinds.index(place.kind)] > 0:

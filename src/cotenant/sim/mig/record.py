@@ -35,7 +35,7 @@ def write_record(
     seed: int,
     more_options: Mapping[str, object] | None = None,
 ) -> Record:
-    """Write the record of a finished run, or keep it in memory."""
+    """Write the record of a finished run of a partition policy, or keep it in memory."""
     options = asdict(rules) | {"layout": geo.format(rules.layout) if rules.layout else None}
     info = RunInfo(
         label=label or (f"static {options['layout']}" if rules.layout else rules.policy),

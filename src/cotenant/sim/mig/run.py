@@ -26,7 +26,8 @@ from cotenant.sim.mig.engine import PartitionEngine
 from cotenant.sim.mig.record import write_record
 from cotenant.workloads.jobs.miso import MigLatencies, read_latencies
 
-Progress = Callable[[int, int], None]  # called with the number of finished jobs and the number of all jobs
+# a progress function, called with the number of finished jobs and the number of all jobs
+Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 
@@ -45,14 +46,15 @@ class MigJobs:
 
 @dataclass
 class PartitionOutcome:
-    """Counters and durations of a run that are not in its record."""
+    """Counters and durations of a run of a partition policy that are not in its record."""
 
     engine_s: float
     reconfigurations: int
     profilings: int
     restarts: int
     layout: str | None
-    solver: dict[str, Any] = field(default_factory=dict)  # empty, since these policies solve no integer program
+    # statistics of an integer-program solver; empty, since partition policies solve no integer program
+    solver: dict[str, Any] = field(default_factory=dict)
 
     def extra(self) -> dict[str, Any]:
         """Return the result keys that only partition policies have."""
@@ -105,8 +107,9 @@ def mig_jobs(trace: Trace, geo: Geometry, *, default_profile: str | None = None)
 
 
 def _carry(measured: np.ndarray, base: Geometry, geo: Geometry) -> np.ndarray:
-    """Convert measured speeds to the kinds of instance of another geometry: unchanged for the same GPU, by a model of
-    the SM share for another."""
+    """Convert jobs' measured speeds to the kinds of MIG instance of another geometry: unchanged for the same GPU, by a
+    model of the SM share for another.
+    """
     if base.gpu != geo.gpu:
         return transfer_speeds(measured, base, geo)
     out = np.zeros((len(measured), len(geo.kinds)))
@@ -137,7 +140,7 @@ def _from_table(
 
 
 def _at_least(speeds: np.ndarray, geo: Geometry, least: list[str], own: MigLatencies | None) -> np.ndarray:
-    """Return the speeds with those set to 0 on instances below each job's min_slice."""
+    """Return the jobs' speeds, set to 0 on MIG instances below each job's min_slice."""
     speeds = speeds.copy()
     for j, text in enumerate(least):
         if not text or own is None:
@@ -297,9 +300,10 @@ def named_rules(
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[PartitionRules, dict[str, float]]:
-    """Create the rules of a policy from a user's options. `layout` is a layout, or `best` to search one, for policy
-    static only. Also returns the mean job completion time of every layout in the search; `progress` reports the search.
-    `options` are fields of PartitionRules."""
+    """Create the rules of a partition policy from a user's options. `layout` is a layout, or `best` to search one, for
+    policy static only. Also returns the mean job completion time of every layout in the search; `progress` reports the
+    search. `options` are fields of PartitionRules.
+    """
     if layout and policy != "static":
         raise InputError(f"--layout is for policy static, not {policy}", field="layout")
     if layout == "best":

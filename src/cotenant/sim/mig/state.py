@@ -13,7 +13,7 @@ from cotenant.core.mig import Geometry, Placement
 
 
 class Mode(IntEnum):
-    """What a GPU is used for."""
+    """What a GPU is used for at present, in a run of a partition policy."""
 
     MIG = 0  # the GPU is divided into instances with one job each
     PROFILE = 1  # the GPU is one instance, whose jobs are measured under MPS
@@ -23,9 +23,10 @@ class Mode(IntEnum):
 
 @dataclass
 class GpuState:
-    """One GPU. `instances`: the MIG instances that exist on it; `place`: the instance of each job. The GPU is busy
-    while its layout changes. `draining`: a gang waits for the GPU, so jobs behind that gang may not use it. `revisit`:
-    a job ended while the GPU was busy, so the GPU must be planned again afterwards."""
+    """The state of one GPU. `instances`: the MIG instances that exist on it; `place`: the instance of each job. The GPU
+    is busy while its layout changes. `draining`: a gang waits for the GPU, so jobs behind that gang may not use it.
+    `revisit`: a job ended while the GPU was busy, so the GPU must be planned again afterwards.
+    """
 
     index: int
     node: int
@@ -41,7 +42,7 @@ class GpuState:
 
 @dataclass
 class Entry:
-    """An entry of the log of events, before it is converted for the record."""
+    """An entry of the log of a run's events, before it is converted for the record."""
 
     time_s: float
     job: int
@@ -53,7 +54,7 @@ class Entry:
 
 
 class Clock:
-    """A queue ordered by time; entries of equal time leave in the order in which they came."""
+    """A queue of future events, ordered by time; events of equal time leave in the order in which they came."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str, int, int]] = []
@@ -87,7 +88,7 @@ class Work:
         self.restarts = [0] * n
 
     def settle(self, job: int, now: float) -> None:
-        """Subtract the work done until now."""
+        """Subtract the work that the job has done until now from its remaining work."""
         if now > self.since[job]:
             self.left[job] = max(0.0, self.left[job] - self.rate[job] * (now - self.since[job]))
             self.since[job] = now

@@ -29,8 +29,8 @@ INTERFERENCE = ("planned", "running")
 
 @dataclass(frozen=True)
 class Scenario:
-    """Input of a simulation: services with their true rates, applications with their stages, arrivals, duration and
-    seed.
+    """Input of a simulation of a serving plan: services with their true rates, applications with their stages,
+    arrivals, duration and seed.
 
     `arrivals`: by name of the service or application; "" stands for all others. `interference`: "planned" assumes that
     the neighbours' planned batches always run, "running" uses the batches that run when a batch starts. `as_recorded`:
@@ -53,8 +53,9 @@ class Scenario:
 
 @dataclass(frozen=True)
 class ServingResult:
-    """The result of a run. `requests`: one row for each request to a service; `instances`: one row for each request to
-    an application."""
+    """The result of a simulation of a serving plan. `requests`: one row for each request to a service; `instances`: one
+    row for each request to an application.
+    """
 
     plan: ServingPlan
     scenario: Scenario
@@ -123,7 +124,9 @@ class ServingResult:
 
 
 def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingProfile]) -> ServingResult:
-    """Simulate a scenario on a plan. `profiles`: by GPU model. The same input gives the same record, byte for byte."""
+    """Simulate a scenario on a serving plan. `profiles`: by GPU model. The same input gives the same record, byte for
+    byte.
+    """
     if scenario.interference not in INTERFERENCE:
         raise InputError(f"interference {scenario.interference!r} is not one of {', '.join(INTERFERENCE)}")
     if scenario.seed < 0:
@@ -142,7 +145,9 @@ def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingPro
 
 
 def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (times in ms, service index or -1 - application, service of each closed-loop client)."""
+    """Return the arrivals of a scenario: (times in ms, service index or -1 - application, service of each closed-loop
+    client).
+    """
     times, what, clients = [np.zeros(0)], [np.zeros(0, np.int64)], []
     sources = [(s.name, s.model, s.rate_rps, i) for i, s in enumerate(scenario.services)]
     sources += [(app.name, app.name, app.rate_rps, -1 - a) for a, (app, _) in enumerate(scenario.applications)]
@@ -224,8 +229,9 @@ def _reserve(desk: Desk, children: Sequence[int], roots: np.ndarray) -> int:
 
 
 def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
-    """Return an upper bound of the number of requests of closed-loop clients: what all seats can run, and one retry per
-    SLO after dropped requests."""
+    """Return an upper bound of the number of requests of closed-loop clients: what all services can run on all their
+    gpulets (parts of GPUs), and one retry per SLO after dropped requests.
+    """
     if len(clients) == 0:
         return 0
     duration_ms = scenario.duration_s * 1000.0
@@ -239,7 +245,9 @@ def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
 def _interference(
     plan: ServingPlan, profiles: Mapping[str, ServingProfile], desk: Desk
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (mates (L, J), cost (seats, B+1), scale (seats, 2): alpha0 and margin)."""
+    """Return the tables of interference between neighbours on a GPU: (mates (L, J), cost (seats, B+1), scale (seats,
+    2): alpha0 and margin).
+    """
     lets = plan.gpulets
     by_gpu: dict[int, list[int]] = {}
     for i, let in enumerate(lets):

@@ -32,15 +32,16 @@ STAGE = np.dtype(
 INSTANCE = np.dtype(
     [("app", "i8"), ("left", "i8"), ("outcome", "i8"), ("arrived", "f8"), ("finished", "f8")], align=True
 )
-# What a batch of a seat costs if it runs at the same time as the batches that run now.
+# data to compute how long a service's batch takes if it runs at the same time as the batches that run now
 COST = np.dtype([("lat", "f8"), ("over", "f8"), ("own", "f8"), ("press", "f8")], align=True)
 
 
 class Run(NamedTuple):
-    """The state of a run. tree (2 * leaves): gpulets first, then clients; cursor: [rows used, next arrival, instances];
-    what: service of an arrival, or -1 - application; roots (A, R): first stages, filled up with -1; stages (A); slo
-    (A): ms; client_svc (C); mates (L, J): other gpulets on a gpulet's GPU, filled up with -1; alpha0, margin (seats);
-    rows: space for the requests of one batch."""
+    """The state of a simulation of a serving plan. tree (2 * leaves): gpulets first, then clients; cursor: [rows used,
+    next arrival, instances]; what: service of an arrival, or -1 - application; roots (A, R): first stages, filled up
+    with -1; stages (A); slo (A): ms; client_svc (C); mates (L, J): other gpulets on a gpulet's GPU, filled up with -1;
+    alpha0, margin (seats); rows: space for the requests of one batch.
+    """
 
     D: Desk
     tree: np.ndarray
@@ -66,7 +67,9 @@ class Run(NamedTuple):
 
 @inner
 def set_time(tree: np.ndarray, leaf: int, time: float) -> None:
-    """Set the time of a leaf and update the minima of its ancestors."""
+    """Set the time of a leaf of the tournament tree, which is when its next event occurs, and update the minima of its
+    ancestors.
+    """
     node = leaf + tree.shape[0] // 2
     tree[node] = time
     node >>= 1
@@ -80,13 +83,13 @@ def set_time(tree: np.ndarray, leaf: int, time: float) -> None:
 
 @bare
 def set_leaf(tree: np.ndarray, leaf: int, time: float) -> None:
-    """Call `set_time` from outside compiled code."""
+    """Set the time of a leaf of the tree from outside compiled code; see `set_time`."""
     set_time(tree, leaf, time)
 
 
 @inner
 def next_leaf(tree: np.ndarray) -> int:
-    """Return the leaf with the least time; if several have it, the first."""
+    """Return the leaf of the tournament tree with the earliest event; if several have it, the first."""
     node, half = 1, tree.shape[0] // 2
     while node < half:
         node = 2 * node if tree[2 * node] <= tree[2 * node + 1] else 2 * node + 1
@@ -95,7 +98,7 @@ def next_leaf(tree: np.ndarray) -> int:
 
 @inner
 def batch_time(R: Run, i: int) -> float:
-    """Return how many milliseconds the batch that was just started on gpulet i takes."""
+    """Return how many milliseconds the batch that was just started on gpulet i (a part of a GPU) takes."""
     D = R.D
     k, n = D.lets[i].seat, D.lets[i].n
     if R.planned:
@@ -127,7 +130,9 @@ def lose(R: Run, row: int, now: float, outcome: int) -> None:
 
 @inner
 def kick(R: Run, i: int, now: float) -> None:
-    """Let the idle gpulet i start a batch if it can, and record the requests that are dropped by that."""
+    """Let gpulet i (a part of a GPU), which is idle, start a batch if requests wait, and record the requests that it
+    drops.
+    """
     D = R.D
     n = start(D, i, now)
     for x in range(D.ndrops[0]):
@@ -193,7 +198,9 @@ def advance_app(R: Run, a: int, s: int, now: float) -> None:
 
 @inner
 def complete(R: Run, i: int, now: float) -> None:
-    """End the batch of gpulet i: record it, continue applications and clients, and start the next batch."""
+    """End the batch of gpulet i (a part of a GPU): record it, continue applications and clients, and start the next
+    batch.
+    """
     D = R.D
     k, n, first = D.lets[i].seat, D.lets[i].n, D.lets[i].seq
     s = D.seats[k].svc

@@ -1,4 +1,5 @@
-"""Plans that are verified by simulation: make a plan, simulate it, and plan for higher rates where requests were late.
+"""Serving plans that are verified by simulation: a plan is made and simulated, and services whose requests were late
+are planned again for higher rates.
 
 Planners assume steady arrivals. Random arrivals come in bursts, and a plan that sustains the mean rate can still be
 late too often, especially if single requests take a large part of the SLO. So the planning rate of each service gets a
@@ -26,8 +27,9 @@ SHORTEST_S, LONGEST_S = 30.0, 600.0
 
 @dataclass(frozen=True)
 class Verified:
-    """A plan, the simulated SLO attainment of each service and its lower confidence bound, and the factors on the true
-    rates that were needed."""
+    """A serving plan, the simulated SLO attainment of each service and its lower confidence bound, and the factors on
+    the true rates that were needed.
+    """
 
     plan: ServingPlan
     attainment: dict[str, float]
@@ -36,7 +38,8 @@ class Verified:
     rounds: int
 
     def holds(self, target: float) -> bool:
-        """Whether the plan serves all services and the lower bound of each reaches the target."""
+        """Whether the plan serves all services and the lower bound of each service's SLO attainment reaches the target.
+        """
         return self.plan.feasible and all(a >= target for a in self.surely.values())
 
 
@@ -77,6 +80,7 @@ def plan_verified(
 
 
 def _less_chance(share: float, requests: int) -> float:
-    """Return a lower bound of a share: three standard errors below it. Late requests come in groups, so two would be
-    too few."""
+    """Return a lower bound of the fraction of requests that keep the SLO: three standard errors below the simulated
+    fraction `share`. Late requests come in groups, so two would be too few.
+    """
     return share - 3.0 * math.sqrt(max(0.0, share * (1.0 - share)) / max(1, requests))

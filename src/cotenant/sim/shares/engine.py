@@ -28,9 +28,10 @@ from cotenant.policy.shares import (
 
 @dataclass(frozen=True)
 class Load:
-    """A tenant with its share and behaviour. It runs `busy_ns` of GPU time in kernels of `kernel_ns`, pauses for
-    `pause_ns`, and repeats; with `busy_ns` None it never pauses. It arrives at `start_ns` and leaves (or dies without a
-    message) at `stop_ns`. `hangs_ns`: from this time on its kernel does not end."""
+    """A simulated tenant with its share and behaviour. It runs `busy_ns` of GPU time in kernels of `kernel_ns`, pauses
+    for `pause_ns`, and repeats; with `busy_ns` None it never pauses. It arrives at `start_ns` and leaves (or dies
+    without a message) at `stop_ns`. `hangs_ns`: from this time on its kernel does not end.
+    """
 
     name: str
     share: Share
@@ -46,8 +47,10 @@ class Load:
 
 @dataclass
 class TokenResult:
-    """The turns and the GPU work of a run. `worked`: (tenant, gpu, start_ns, end_ns) of GPU work. A turn that has not
-    ended has the reason "open", and is replaced if `run` is called again."""
+    """The turns (time slices that the agent grants) and the GPU work of a simulated run. `worked`: (tenant, gpu,
+    start_ns, end_ns) of GPU work. A turn that has not ended has the reason "open", and is replaced if `run` is called
+    again.
+    """
 
     turns: list[Ended] = field(default_factory=list)
     worked: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -86,7 +89,9 @@ class _Tenant:
 
 
 class TokenEngine:
-    """Simulates tenants with a NodeTurns, which is available as `self.broker`. `run` returns a TokenResult."""
+    """Simulates the tenants of a node's GPUs with the policy object NodeTurns, which is available as `self.broker`.
+    `run` returns a TokenResult.
+    """
 
     def __init__(self, loads: Iterable[Load], settings: QuotaSettings, gpus: Iterable[str] = ("0",)) -> None:
         self.broker = NodeTurns(gpus, settings)
@@ -102,7 +107,7 @@ class TokenEngine:
                 self._at(tenant.load.stop_ns, self._die, tenant)
 
     def run(self, until_ns: int) -> TokenResult:
-        """Simulate until `until_ns`. It may be called again to continue."""
+        """Simulate until the time `until_ns`. It may be called again to continue."""
         self.result.turns = [turn for turn in self.result.turns if turn.reason != "open"]
         while self._queue and self._queue[0][0] <= until_ns:
             self.now_ns, _, call, arguments = heapq.heappop(self._queue)
@@ -169,7 +174,7 @@ class TokenEngine:
             self._obey(self.broker.request(tenant.gpu, tenant.load.name, self.now_ns, burst_ns))
 
     def _work(self, tenant: _Tenant) -> None:
-        """Let the tenant run kernels without a pause, if its turn still allows it."""
+        """Let the simulated tenant run kernels without a pause, if its turn still allows it."""
         if tenant.working_ns is not None or not tenant.alive or not tenant.epoch:
             return
         if self.now_ns >= tenant.deadline_ns:
@@ -208,7 +213,7 @@ class TokenEngine:
             self._give_back(tenant, "idle")
 
     def _deadline(self, tenant: _Tenant, epoch: int) -> None:
-        """Apply a passed deadline: the tenant launches nothing more, and its running kernel completes."""
+        """Apply the passed deadline of a turn: the tenant launches nothing more, and its running kernel completes."""
         if tenant.epoch != epoch or self.now_ns < tenant.deadline_ns:
             return
         if tenant.working_ns is None:
@@ -271,15 +276,17 @@ class TokenEngine:
                 self._at(at_ns, self._advance, gpu, at_ns)
 
     def _may_begin(self, tenant: _Tenant, grant: Grant) -> bool:
-        """Whether a turn begins when it is granted. A subclass returns False if the tenant's memory must be moved
-        first."""
+        """Whether a tenant's turn begins at the moment when it is granted. A subclass returns False if the tenant's
+        memory must be moved first.
+        """
         return True
 
     def _idle_release_ns(self, tenant: _Tenant) -> int:
-        """Return how long an idle holder keeps its turn."""
+        """Return how long in ns a tenant that has become idle keeps its turn."""
         patience_ns = self.broker.gpus[tenant.gpu].patience_ns(tenant.load.name, self.now_ns)
         return max(tenant.load.idle_release_ns, patience_ns)
 
     def _idle_grant(self, tenant: _Tenant) -> None:
-        """Begin the turn of a gang on a GPU where this process has nothing to do: it holds the turn until the others
-        are done."""
+        """Begin the turn of a gang on a GPU where its process has nothing to do: the process holds the turn until the
+        gang's other processes are done.
+        """

@@ -1,5 +1,5 @@
-"""The simulator of turns, with memory: a turn begins only when the policy's moves of memory have been carried out, at
-given rates.
+"""Simulates turns (time slices) of tenants whose memory is moved between the GPU and the host: a turn begins only when
+the policy's moves of memory have been carried out, at given rates.
 
 It uses the same policy objects as the agent: policy/shares for turns, policy/residency for which tenants' memory is on
 the GPU.
@@ -18,7 +18,7 @@ from cotenant.sim.shares.engine import Load, TokenEngine, _Tenant
 
 @dataclass(frozen=True)
 class Card:
-    """The memory of every simulated GPU, and settings of moves. Sizes are in bytes."""
+    """The memory of every simulated GPU, and settings of moves between GPU and host. Sizes are in bytes."""
 
     capacity_bytes: int
     memory: Mapping[str, int]  # tenant -> bytes that it holds; all of them can be moved
@@ -27,7 +27,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Moved:
-    """A switch: the tenant whose memory was restored, the bytes moved out and in, and its begin and end."""
+    """One switch between tenants that moved memory: the tenant whose memory was restored, the bytes moved out and in,
+    and its begin and end.
+    """
 
     gpu: str
     tenant: str
@@ -59,11 +61,13 @@ class MovingTokenEngine(TokenEngine):
             self.residency[gpu].resize(name, movable=card.memory.get(name, 0), resident=0)
 
     def moving_ns(self, start_ns: int, end_ns: int) -> int:
-        """Return the time within [start, end) that moves took."""
+        """Return the time within [start, end) that moves of memory took."""
         return sum(max(0, min(m.end_ns, end_ns) - max(m.start_ns, start_ns)) for m in self.moves)
 
     def _may_begin(self, tenant: _Tenant, grant: Grant) -> bool:
-        """Whether a turn begins when it is granted; it does if all memory of the tenant is on the GPU."""
+        """Whether a tenant's turn begins at the moment when it is granted; it does if all memory of the tenant is on
+        the GPU.
+        """
         residency, machine = self.residency[grant.gpu], self.broker.gpus[grant.gpu]
         if machine.turn is not None and machine.turn.paused_ns is not None:
             return False
@@ -103,7 +107,9 @@ class MovingTokenEngine(TokenEngine):
             self._obey(self.broker.release(moved.gpu, moved.tenant, epoch, self.now_ns, None, "gone"))
 
     def _idle_release_ns(self, tenant: _Tenant) -> int:
-        """Return how long an idle holder keeps its turn: as long as moving the next tenant's memory in would take."""
+        """Return how long in ns a tenant that has become idle keeps its turn: as long as moving the next tenant's
+        memory in would take.
+        """
         residency = self.residency[tenant.gpu]
         least_ns = super()._idle_release_ns(tenant)
         if residency.everybody_fits:

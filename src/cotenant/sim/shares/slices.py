@@ -1,8 +1,8 @@
 """Simulates a GPU with hardware time slices between channel groups, which the agent's policy controls.
 
 A group with work runs for its slice, and kernels are preempted at its end. Each change of groups takes the time of a
-switch; groups without work are skipped. Orders of the policy take effect with the delays of a real GPU. Each tenant is
-one group. Deterministic; times are in nanoseconds.
+switch; groups without work are skipped. Instructions of the policy take effect with the delays of a real GPU. Each
+tenant is one group. Deterministic; times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ DRIVER_SLICE_NS = 2_048_000  # the time slice that the driver gives a new group
 
 @dataclass(frozen=True)
 class Hardware:
-    """Properties of the hardware, by default those of an H100 (docs/decisions/0125). `bias_ns`: how much longer than
-    its slice a group runs."""
+    """Properties of the hardware that switches between channel groups, by default those of an H100
+    (docs/decisions/0125). `bias_ns`: how much longer than its slice a group runs.
+    """
 
     switch_ns: int = 220_000
     bias_ns: int = 0
@@ -56,8 +57,9 @@ class _Group:
 
 @dataclass
 class SliceResult:
-    """The result of a run. `spans`: (tenant, start_ns, end_ns) of GPU work; `bursts`: (tenant, came_ns, end_ns) of work
-    that has ended."""
+    """The result of a simulated run. `spans`: (tenant, start_ns, end_ns) of GPU work; `bursts`: (tenant, came_ns,
+    end_ns) of work that has ended.
+    """
 
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     bursts: list[tuple[str, int, int]] = field(default_factory=list)
@@ -70,7 +72,9 @@ class SliceResult:
         return sum(max(0, min(e, end_ns) - max(b, start_ns)) for name, b, e in self.spans if name == tenant)
 
     def windows(self, tenant: str, window_ns: int, start_ns: int = 0, step_ns: int = 100_000_000) -> list[float]:
-        """Return the tenant's fraction of every window of that length that begins at `start_ns` or later."""
+        """Return the tenant's fraction of the GPU time in every window of that length that begins at `start_ns` or
+        later.
+        """
         found = []
         while start_ns + window_ns <= self.end_ns:
             found.append(self.worked_ns(tenant, start_ns, start_ns + window_ns) / window_ns)
@@ -108,7 +112,7 @@ class SliceEngine:
         self._at(self.policy.settings.poll_ns, self._poll)
 
     def run(self, until_ns: int) -> SliceResult:
-        """Simulate until `until_ns`. It may be called again to continue."""
+        """Simulate until the time `until_ns`. It may be called again to continue."""
         while self.now_ns < until_ns:
             at_ns = min(self._queue[0][0] if self._queue else NEVER_NS, until_ns)
             self._work(at_ns)

@@ -21,7 +21,7 @@ from cotenant.workloads.table import Table, check_path
 from cotenant.workloads.table_files import read_csv
 
 SHORT = re.compile(r"^(\d+)x(\d+)$")
-# the values that the public Synergy simulator uses for keys that its INI file leaves out
+# values that the public Synergy simulator uses for keys that its INI file leaves out
 INI_DEFAULTS = {"racks": 1.0, "gpus_per_server": 8.0, "cpus_per_server": 24.0, "dram_per_server": 500.0,
                 "sspeed_per_server": 300.0}  # fmt: skip
 
@@ -35,7 +35,7 @@ def parse_cluster(
     storage_mbps: float | None = None,
     remarks: list[str] | None = None,
 ) -> Cluster:
-    """The cluster that `spec` describes. InputError if it describes none.
+    """Return the cluster that `spec` describes. InputError if it describes none.
 
     `gpu` is a name of the catalog, `memory_per_node` a quantity like 500GB. Given options replace the values of INI and
     Tiresias files, and are defaults for a YAML file. With an Alibaba node list they are an error, because it states
@@ -120,7 +120,9 @@ def _line_of(text: str, key: str) -> int | None:
 
 
 def _openb(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
-    """Read the node list of Alibaba's trace of 2023. Nodes without GPUs are left out; equal nodes become one group."""
+    """Read a cluster from the node list of Alibaba's trace of 2023. Nodes without GPUs are left out; equal nodes become
+    one group.
+    """
     _leave_out_options(path, gpu=wishes.gpu, cpus_per_node=wishes.cpus, memory_per_node=wishes.memory_bytes)
     table = read_csv(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"))
     table.require("cpu_milli", "memory_mib", "gpu", "model")
@@ -130,7 +132,9 @@ def _openb(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
 
 
 def _alibaba_spot(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
-    """Read the node list of Alibaba's trace of 2026. It has no memory column, so memory is a default per GPU."""
+    """Read a cluster from the node list of Alibaba's trace of 2026. It has no memory column, so memory is a default per
+    GPU.
+    """
     _leave_out_options(path, gpu=wishes.gpu, cpus_per_node=wishes.cpus)
     table = read_csv(path, ("gpu_model", "gpu_capacity_num", "cpu_num"))
     table.require("gpu_model", "gpu_capacity_num", "cpu_num")

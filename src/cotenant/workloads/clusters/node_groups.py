@@ -15,7 +15,9 @@ from cotenant.workloads.table import check_path
 
 
 class NodesEntry(Strict):
-    """One entry of `nodes`. If gpu, cpus, memory or storage_mbps are left out, the command line or defaults apply."""
+    """One entry of `nodes`, a group of equal nodes. If gpu, cpus, memory or storage_mbps are left out, the command line
+    or defaults apply.
+    """
 
     count: int = Field(default=1, ge=1, le=MAX_NODES)
     """Nodes of this group."""
@@ -41,7 +43,7 @@ class ClusterFile(Strict):
 
 
 def read_cluster_yaml(path: str, wishes: NodeOptions) -> Cluster:
-    """The cluster of a YAML file; InputError names line and field."""
+    """Return the cluster that a YAML file describes; InputError names line and field."""
     check_path(path)
     read = read_yaml(path)
     with read.located():
@@ -50,8 +52,8 @@ def read_cluster_yaml(path: str, wishes: NodeOptions) -> Cluster:
 
 
 def _group(entry: NodesEntry, wishes: NodeOptions) -> NodeGroup:
-    # the file's values are used before the options', because its groups may differ, and an option applies to all of
-    # them
+    # the values of the file take precedence over those of the options, because the file's groups may differ and an
+    # option applies to all of them
     defaults = wishes.group(entry.count, entry.gpus, None, None)
     gpu = find_gpu(entry.gpu) if entry.gpu else wishes.gpu or find_gpu(DEFAULT_GPU)
     return NodeGroup(

@@ -36,8 +36,9 @@ class NodeOptions:
     def group(
         self, count: int, gpus: int, cpus: float | None, memory_bytes: float | None, storage_mbps: float | None = None
     ) -> NodeGroup:
-        """Build a group of equal nodes. Options take precedence over the given values, and given values over the
-        defaults per GPU."""
+        """Build a group of equal nodes. Options take precedence over the given values, and the arguments' values over
+        the defaults per GPU.
+        """
         return NodeGroup(
             count=count,
             gpus=gpus,

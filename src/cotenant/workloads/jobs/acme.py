@@ -1,6 +1,6 @@
-"""Acme (NSDI'24, Shanghai AI Laboratory), trace_seren.csv and trace_kalos.csv: job_id, user, node_num, gpu_num,
-cpu_num, type, state, submit_time, start_time, end_time (with a zone), duration, queue, gpu_time [s]; Kalos also has
-mem_per_pod_GB.
+"""Reads the job logs of Acme (NSDI'24, Shanghai AI Laboratory), trace_seren.csv and trace_kalos.csv: job_id, user,
+node_num, gpu_num, cpu_num, type, state, submit_time, start_time, end_time (with a zone), duration, queue, gpu_time [s];
+Kalos also has mem_per_pod_GB.
 
 In the published examples of Kalos the duration counts from submission, unlike in the format's description.
 """

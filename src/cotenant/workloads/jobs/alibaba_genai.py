@@ -1,4 +1,5 @@
-"""Alibaba 2026, image generation with diffusion models, LoRA adapters and ControlNets (GenTD26). Two layouts:
+"""Reads Alibaba's traces of 2026 of image generation with diffusion models, LoRA adapters and ControlNets (GenTD26).
+Two layouts:
 
     requests    gmt_create (local, no zone), predict_type, predict_status, exec_time_seconds, groupId,
                 checkpoint_model_version_id, num_lora, ...; the older data_trace_processed.csv has no gmt_create

@@ -1,5 +1,6 @@
-"""Alibaba 2026 (GFS, ASPLOS'26): job_info_df.csv of 4,278 GPU nodes with guaranteed (HP) and spot jobs: job_name,
-organization, gpu_model, cpu_request and gpu_request of each worker, worker_num, submit_time, duration [s], job_type.
+"""Reads Alibaba's job trace of 2026 (GFS, ASPLOS'26): job_info_df.csv of 4,278 GPU nodes with guaranteed (HP) and spot
+jobs: job_name, organization, gpu_model, cpu_request and gpu_request of each worker, worker_num, submit_time, duration
+[s], job_type.
 
 HP jobs get priority 1 and spot jobs 0, which `simulate --policy spot` expects. `--cluster
 alibaba-spot:node_info_df.csv` reads the list of nodes.
@@ -25,8 +26,9 @@ COLUMNS = (*REQUIRED, "organization", "gpu_model", "cpu_request")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. The organization is the tenant. The trace states GPUs and CPUs per worker; they are multiplied by
-    the number of workers."""
+    """Read the jobs of the file. The organization is the tenant. The trace states GPUs and CPUs per worker; they are
+    multiplied by the number of workers.
+    """
     table = read_csv(path, COLUMNS)
     table.require(*REQUIRED)
     each, workers = table.gpu_counts("gpu_request"), table.numbers("worker_num", least=0, whole=True)
@@ -55,7 +57,7 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _models(table: Table) -> Names:
-    """GPU models by their names in the catalog; "" if a job states none."""
+    """Return the GPU model of each job by its name in the catalog; "" if the job states none."""
     written = table.texts("gpu_model", optional=True)
     known = {"": ""}
     hidden = int(np.isin(written.astype(str), ANONYMOUS).sum())

@@ -1,5 +1,5 @@
-"""Blox (EuroSys'24), the list of jobs that its submit.py reads: job_id, num_gpus, submit_time, duration [s], model,
-batch_size.
+"""Reads the format of Blox (EuroSys'24): the list of jobs that its submit.py reads: job_id, num_gpus, submit_time,
+duration [s], model, batch_size.
 
 Blox's simulator reads other files: its cluster_job_log is Philly's job log (philly-json), and its workload_pollux is
 Sia's and Pollux's format (sia).
@@ -16,7 +16,7 @@ COLUMNS = ("job_id", "num_gpus", "submit_time", "duration", "model")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. Rows with 0 GPUs or 0 seconds are left out. The batch size is not used."""
+    """Read the jobs of the file. Rows with 0 GPUs or 0 seconds are left out. The batch size is not used."""
     table = read_csv(path, COLUMNS)
     table.require(*COLUMNS[:4])
     table.leave_out(table.gpu_counts("num_gpus") == 0, "with 0 GPUs")

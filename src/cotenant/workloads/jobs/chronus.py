@@ -1,5 +1,5 @@
-"""Chronus: Philly-derived jobs with deadlines. job_id, user, num_gpu, submit_time, duration, model_name,
-expect_time_list, best_effort and more.
+"""Reads traces of Chronus: jobs derived from the Philly trace, with deadlines. job_id, user, num_gpu, submit_time,
+duration, model_name, expect_time_list, best_effort and more.
 
 The files state no time unit. Minutes are the default, because they give a plausible length (20,151 minutes are two
 weeks). Expected completion times count from submission. A list of them is separated by '-'; its first entry, which has
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. Users (virtual clusters) are the tenants. Rows with 0 GPUs are left out."""
+    """Read the jobs of the file. Users (virtual clusters) are the tenants. Rows with 0 GPUs are left out."""
     unit = options.time_unit or "min"
     if unit not in UNITS_S:
         raise InputError(f"unknown time unit {unit!r}; write s, min or h", field="time-unit")
@@ -51,7 +51,9 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _expected(table: Table) -> Floats:
-    """Time from submission to the deadline, in the file's unit. NaN for best-effort jobs, and if none is stated."""
+    """Return the time from submission to the deadline of each job, in the file's unit. NaN for best-effort jobs, and if
+    no deadline is stated.
+    """
     if "expect_time_list" not in table.columns:
         return np.full(len(table), np.nan)
     written = pl.Series(table.texts("expect_time_list", optional=True).tolist(), dtype=pl.String)

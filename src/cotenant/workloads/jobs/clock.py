@@ -12,7 +12,9 @@ ZONE = r"(?:Z|([+-])(\d{2}):?(\d{2}))$"
 
 
 def clock_seconds(table: Table, name: str) -> Floats:
-    """Seconds since 1970 of a column. Times without a zone are read as UTC, because only differences are used."""
+    """Return a column of dates and times as seconds since 1970. Times without a zone are read as UTC, because only
+    differences are used.
+    """
     written = pl.Series(table.texts(name).tolist(), dtype=pl.String)
     plain = written.str.replace(ZONE, "").str.replace("T", " ", literal=True)
     parsed = plain.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)

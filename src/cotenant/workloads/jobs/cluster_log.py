@@ -17,12 +17,12 @@ from cotenant.workloads.jobs.clock import clock_seconds
 from cotenant.workloads.table import MAX_SECONDS, Table
 
 COLUMNS = ("job_id", "user", "gpu_num", "cpu_num", "state", "submit_time", "start_time", "end_time", "duration")
-UNKNOWN = ("", "None", "NaT", "nan", "Unknown")  # spellings of an unknown time in these logs
+UNKNOWN = ("", "None", "NaT", "nan", "Unknown")  # spellings of an unknown time in the logs of Helios and Acme
 UNTRIED = "the reader follows the published description of the format; it has not been tried on the published data"
 
 
 def kept_seconds(table: Table) -> Floats:
-    """Remove rows that are not finished GPU jobs. Returns the run time of each remaining row in seconds."""
+    """Remove rows that are not finished GPU jobs. Return the run time of each remaining row in seconds."""
     table.require("job_id", "gpu_num", "submit_time", "start_time", "end_time")
     table.leave_out(table.empty("gpu_num"), "without gpu_num")
     table.leave_out(table.gpu_counts("gpu_num") == 0, "with 0 GPUs")
@@ -40,7 +40,7 @@ def kept_seconds(table: Table) -> Floats:
 
 
 def make_trace(table: Table, source: str, run_s: Floats, **columns: Any) -> Trace:
-    """A trace of the table's jobs. The earliest submission is time 0."""
+    """Return a trace of the table's jobs. The earliest submission is time 0."""
     submitted = clock_seconds(table, "submit_time")
     cpus = table.numbers("cpu_num", optional=True, least=0)
     stated = table.numbers("duration", optional=True, most=MAX_SECONDS)

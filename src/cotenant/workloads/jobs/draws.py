@@ -1,6 +1,6 @@
 """Random arrivals, durations and GPU counts, parsed from the text of options.
 
-Each of them has its own random stream of the seed, so that changing one leaves the others unchanged.
+Each of these parts of a trace has its own random stream of the seed, so that changing one leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ Arrivals = Callable[[np.random.Generator, int, float], Floats]
 
 
 def stream(seed: int, part: str) -> np.random.Generator:
-    """The random stream of one part of a trace (one of STREAMS). InputError for an invalid seed."""
+    """Return the random stream of one part of a trace (one of STREAMS). InputError for an invalid seed."""
     if not 0 <= seed < 2**63:
         raise InputError(f"{seed} is not a seed; a seed is a whole number from 0 below 2^63", field="seed")
     return np.random.default_rng([seed, STREAMS.index(part)])
 
 
 def round_ms(seconds: Floats, field: str) -> Floats:
-    """Round to milliseconds, which keeps files short and does not affect scheduling. InputError about `field` if a
-    time is above MAX_SECONDS."""
+    """Round times to milliseconds, which keeps files short and does not affect scheduling. InputError about `field` if
+    a time is above MAX_SECONDS.
+    """
     if len(seconds) and not seconds.max() <= MAX_SECONDS:
         raise InputError(f"gives times above the maximum of {MAX_SECONDS:g} s", field=field)
     rounded: Floats = np.round(seconds, 3)
@@ -115,9 +116,12 @@ def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
     kind, _, rest = text.partition(":")
     if text == "poisson":
         return lambda rng, n, rate: np.cumsum(rng.exponential(1.0 / rate, n))
-    if text == "poisson-seconds":  # gaps are rounded up to whole seconds, as the public Synergy simulator draws them
+    # for this process, gaps between arrivals are rounded up to whole seconds, as the public Synergy simulator draws
+    # them
+    if text == "poisson-seconds":
         return lambda rng, n, rate: np.cumsum(np.ceil(rng.exponential(1.0 / rate, n)))
-    # as in MISO, gaps are Poisson-distributed numbers, so they vary little; in the first third they are half as long
+    # as in MISO, gaps between arrivals are Poisson-distributed numbers, so they vary little; in the first third of the
+    # trace they are half as long
     if text == "poisson-gap":
         return _poisson_gap
     if text == "static":
@@ -146,7 +150,7 @@ def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
 
 
 def is_random(arrivals: str) -> bool:
-    """Whether these arrivals depend on a seed."""
+    """Whether arrivals of this process depend on a seed."""
     return arrivals != "static" and not arrivals.startswith("trace:")
 
 
@@ -162,7 +166,9 @@ def _cv(text: str, rest: str) -> float:
 
 
 def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
-    """Phases of hyperexponential gaps: shares (sum 1), means (scaled so that the mean gap is 1) and mean runs."""
+    """Return the phases of hyperexponential gaps between arrivals: shares (sum 1), means (scaled so that the mean gap
+    is 1) and mean runs.
+    """
     try:
         phases = np.array([([float(x) for x in part.split(",")] + [1.0])[:3] for part in rest.split(";")])
     except ValueError:
@@ -184,8 +190,9 @@ def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
 
 
 def _phase_of_each(rng: np.random.Generator, n: int, shares: Floats, runs: Floats) -> Ints:
-    """Draw the phase of each of n gaps, in runs of geometric length. Phases of runs are drawn by share / mean run, so
-    that gaps have the shares."""
+    """Draw the phase of each of n gaps between arrivals, in runs of geometric length. Phases of runs are drawn by share
+    / mean run, so that gaps have the shares.
+    """
     by_run = shares / runs / (shares / runs).sum()
     index = np.arange(len(shares), dtype=np.float64)
     # What is left of a run with a geometric length is geometric, too. So the process is stationary if the first phase
@@ -226,8 +233,9 @@ def _repeated(times: Floats, n: int, rate: float) -> Floats:
 
 
 def parse_gpu_mix(text: str) -> tuple[Floats, Floats]:
-    """(GPU counts, probabilities) from 1:70,2:10,4:15,8:5. Counts may be fractions of one GPU (0.5:20). Weights may
-    have any sum."""
+    """Return (GPU counts, probabilities) from a text like 1:70,2:10,4:15,8:5. Counts may be fractions of one GPU
+    (0.5:20). Weights may have any sum.
+    """
     counts, weights = [], []
     for part in text.split(","):
         count_text, colon, weight_text = part.partition(":")

@@ -1,4 +1,5 @@
-"""Gavel (OSDI'20): rows of cells separated by tabs, without a header. Versions differ in the number of cells:
+"""Reads job traces of Gavel (OSDI'20): rows of cells separated by tabs, without a header. Versions differ in the number
+of cells:
 
     6    model, command, argument for the steps, steps, arrival [s], GPUs
     7    model, command, argument for the steps, needs data (0 or 1), steps, arrival [s], GPUs
@@ -29,7 +30,7 @@ MAX_WEIGHT = 1e6
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. A job's id is its row, from 0. Rows with 0 GPUs or 0 steps are left out."""
+    """Read the jobs of the file. A job's id is its row, from 0. Rows with 0 GPUs or 0 steps are left out."""
     table = _table(path)
     table.leave_out(table.gpu_counts("gpus") == 0, "with 0 GPUs")
     table.leave_out(table.numbers("steps", least=0, most=MAX_ITERATIONS) == 0, "without steps")
@@ -50,7 +51,9 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _priorities(table: Table) -> Floats:
-    """Weights minus 1, because `--policy gavel` uses 1 + priority as the weight of a job."""
+    """Return the priority of each job, its weight minus 1, because `--policy gavel` uses 1 + priority as the weight of
+    a job.
+    """
     weight = table.numbers("weight", optional=True, above=0, most=MAX_WEIGHT)
     weight = np.where(np.isnan(weight), 1.0, weight)
     broken = int((weight != np.round(weight)).sum())

@@ -31,7 +31,8 @@ MAX_JOBS = 100_000_000
 
 @dataclass(frozen=True)
 class Workload:
-    """Options of `cotenant trace generate`. Texts are as the user wrote them; if empty, the preset `like` applies.
+    """Options of `cotenant trace generate`. Texts are as the user wrote them; for an empty one, the value of the preset
+    `like` applies.
 
     `load`: offered GPU time as a fraction of the capacity of `cluster_gpus` GPUs. It determines the arrival rate.
     """
@@ -59,8 +60,9 @@ class Generated:
     plan: dict[str, Any]
 
     def summary(self, cluster_gpus: int | None = None) -> dict[str, Any]:
-        """The resolved options, and totals of the trace. `offered_load`: offered GPU time per second /
-        `cluster_gpus`."""
+        """Return the options with which the trace was generated, and totals of the trace. `offered_load`: offered GPU
+        time per second / `cluster_gpus`.
+        """
         jobs = self.trace.jobs
         gpu_s = float((jobs.gpus * jobs.duration_s).sum())
         rate = None if math.isnan(self.rate_per_s) else self.rate_per_s
@@ -152,7 +154,9 @@ def _durations(workload: Workload, preset: Preset, gpus: Floats, iteration_s: Ma
 
 
 def _asks(preset: Preset, models: Names, gpus: Floats) -> tuple[Floats | None, Floats | None]:
-    """CPU cores and bytes of memory that each job can use at most; None if the preset leaves them to profiles."""
+    """Return the CPU cores and bytes of memory that each job can use at most; None if the jobs' profiles determine
+    them, not the preset.
+    """
     if not preset.asks_per_gpu:
         return None, None
     rows = np.array([preset.asks_per_gpu.get(model, (np.nan, np.nan)) for model in models.tolist()])
@@ -160,8 +164,9 @@ def _asks(preset: Preset, models: Names, gpus: Floats) -> tuple[Floats | None, F
 
 
 def _rate(workload: Workload, preset: Preset, gpu_s_per_job: float) -> float:
-    """Jobs per second: the given rate; or the rate for the given load (rate x mean GPU-seconds of a job = load x GPUs);
-    or the preset's. NaN for static arrivals, and for those of a trace."""
+    """Return the rate of arrivals in jobs per second: the given rate; or the rate for the given load (rate x mean
+    GPU-seconds of a job = load x GPUs); or the preset's. NaN for static arrivals, and for those of a trace.
+    """
     if workload.rate_per_s is not None:
         return workload.rate_per_s
     if workload.load is not None and workload.cluster_gpus:

@@ -1,5 +1,6 @@
-"""Helios (SC'21, SenseTime): cluster_log.csv of a Slurm cluster: job_id, user, vc, gpu_num, cpu_num, node_num, state,
-submit_time, start_time, end_time (local, no zone), duration, queue [s]."""
+"""Reads the job log of Helios (SC'21, SenseTime): cluster_log.csv of a Slurm cluster: job_id, user, vc, gpu_num,
+cpu_num, node_num, state, submit_time, start_time, end_time (local, no zone), duration, queue [s].
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces with the measured latency of each job on every MIG slice (MISO, SoCC'22).
+"""Reads job traces with the measured latency of each job on every MIG slice (MISO, SoCC'22).
 
 A row is `order, job, model, arrival_s, duration_s, num_iters, launch_s, lat_<slice>...`. `lat_<slice>` are seconds per
 iteration on that slice, empty if the job runs out of memory there. `launch_s` is the time of each start and restart.
@@ -39,7 +39,7 @@ class MigLatencies:
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. A duration is that on the whole GPU, one launch included."""
+    """Read the jobs of the file. A job's duration is its time on the whole GPU, one launch included."""
     table = read_csv(path)
     if not _latency_columns(table):
         if "id" not in table.columns:
@@ -53,7 +53,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     iterations = table.numbers("num_iters", least=1, most=MAX_ITERATIONS)
     whole = table.numbers(next(c for c, kind in columns.items() if kind == geo.kinds[0]), above=0, most=MAX_SECONDS)
     launch = table.numbers("launch_s", least=0, most=MAX_SECONDS)
-    # the column is not used, but a wrong value in it is reported
+    # this column is not used, but a wrong value in it is reported
     table.numbers("duration_s", optional=True, least=0, most=MAX_SECONDS)
     gpus = table.numbers("gpus", optional=True, least=1, most=100_000, whole=True)
     priority = table.numbers("priority", optional=True, whole=True)
@@ -72,7 +72,7 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def read_latencies(path: str) -> MigLatencies | None:
-    """Read the latencies of a file; None if it has no latency columns."""
+    """Read the latencies of a trace's jobs on MIG slices; None if the file has no latency columns."""
     table = read_csv(path)
     if not _latency_columns(table):
         return None
@@ -108,7 +108,7 @@ def _ids(table: Table) -> np.ndarray:
 
 
 def measured_on(table: Table) -> tuple[Geometry, dict[str, str]]:
-    """The GPU whose MIG profiles the latency columns name, and the kind of slice of each column."""
+    """Return the GPU whose MIG profiles the latency columns name, and the kind of slice of each column."""
     columns = _latency_columns(table)
     names = [c.removeprefix("lat_") for c in columns]
     for gpu, entry in TABLES.items():

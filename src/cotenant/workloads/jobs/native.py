@@ -1,4 +1,6 @@
-"""The native format, CSV or Parquet, whose columns are those of `Jobs`. Every row must be a valid job."""
+"""Reads job traces in the native format, CSV or Parquet, whose columns are those of `Jobs`. Every row must be a valid
+job.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ COLUMNS = (
     "id", "arrival_s", "gpus", "duration_s", "iterations", "model",
     "tenant", "priority", "cpus", "memory_bytes", "deadline_s", "gpu_models",
 )  # fmt: skip
-MAX_ITERATIONS = 2.0**53  # up to this number, floats represent all whole numbers exactly
+MAX_ITERATIONS = 2.0**53  # floats represent all whole numbers up to this one exactly
 
 
 def read(path: str, options: TraceOptions) -> Trace:
@@ -28,7 +30,7 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def read_table(table: Table, source: str) -> Trace:
-    """The native columns of an open table as a trace."""
+    """Return a trace from the native columns of a table."""
     table.require("id", "arrival_s", "gpus", *([] if "iterations" in table.columns else ["duration_s"]))
     unused = [name for name in table.header if name not in COLUMNS]
     if unused:
@@ -58,7 +60,7 @@ def read_table(table: Table, source: str) -> Trace:
 
 
 def _known_models(table: Table) -> Names:
-    """The GPU models that jobs accept. InputError unless all are names of the catalog."""
+    """Return the GPU models that each job accepts. InputError unless all are names of the catalog."""
     texts = table.texts("gpu_models", optional=True)
     for text in set(texts.tolist()) - {""}:
         try:

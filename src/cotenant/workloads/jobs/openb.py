@@ -1,5 +1,5 @@
-"""Alibaba's 2023 GPU-sharing cluster (openb): pods with cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, qos,
-pod_phase and creation, deletion and scheduling times in seconds.
+"""Reads the trace of Alibaba's GPU-sharing cluster of 2023 (openb): pods with cpu_milli, memory_mib, num_gpu,
+gpu_milli, gpu_spec, qos, pod_phase and creation, deletion and scheduling times in seconds.
 
 A pod on one GPU requests gpu_milli thousandths of it; a pod on several requests whole GPUs. A pod runs from
 scheduled_time to deletion_time, whatever its last phase. The quality-of-service class is used as the tenant.
@@ -93,7 +93,9 @@ def _gpus(table: Table) -> Floats:
 
 
 def _models(table: Table) -> Names:
-    """gpu_spec with names of the catalog and without duplicates: V100M16|V100M32|V100M32 -> V100-16GB|V100-32GB."""
+    """Return gpu_spec, the GPU models that each pod accepts, with names of the catalog and without duplicates:
+    V100M16|V100M32|V100M32 -> V100-16GB|V100-32GB.
+    """
     written = table.texts("gpu_spec", optional=True)
     known: dict[str, str] = {}
     for row, spec in enumerate(written.tolist() if len(written) else []):

@@ -1,4 +1,5 @@
-"""Microsoft Philly 2017 as a job list: timestamp (local, no zone), duration [s], num_gpus, gpu_time [GPU-s], cluster.
+"""Reads Microsoft's Philly trace of 2017 as a job list: timestamp (local, no zone), duration [s], num_gpus, gpu_time
+[GPU-s], cluster.
 
 The data of Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads", ATC'19.
 The list has no job ids and no status: a job's id is its row, from 0, and every row counts as a finished job.
@@ -18,7 +19,7 @@ COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. The virtual cluster is the tenant. The earliest arrival is time 0."""
+    """Read the jobs of the list. The virtual cluster is the tenant. The earliest arrival is time 0."""
     table = read_csv(path, COLUMNS)
     table.require("timestamp", "duration", "num_gpus")
     table.leave_out(table.gpu_counts("num_gpus") == 0, "with 0 GPUs")

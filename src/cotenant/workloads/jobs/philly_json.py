@@ -1,5 +1,6 @@
-"""Microsoft Philly 2017, the original job log: a JSON list of {jobid, vc, user, status, submitted_time, attempts}.
-An attempt is {start_time, end_time, detail: [{ip, gpus: [...]}]}. Times are local, without a zone; "None": unknown.
+"""Reads the original job log of Microsoft's Philly trace of 2017: a JSON list of {jobid, vc, user, status,
+submitted_time, attempts}. An attempt is {start_time, end_time, detail: [{ip, gpus: [...]}]}. Times are local, without a
+zone; "None": unknown.
 
 A job's duration is the sum of the durations of its attempts, or the last or longest of them. Its GPU count is that of
 the first attempt with `detail`. Jobs that never ran, or whose times or GPUs are unknown, are left out.
@@ -24,7 +25,7 @@ EPOCH = datetime(1970, 1, 1)
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. The virtual cluster is the tenant. The earliest submission is time 0."""
+    """Read the jobs of the log. The virtual cluster is the tenant. The earliest submission is time 0."""
     import polars as pl
 
     if options.attempts not in ATTEMPTS:
@@ -68,7 +69,7 @@ def _load(path: str) -> list[Any]:
 
 
 def _job(path: str, index: int, entry: Any, attempts_rule: str) -> dict[str, Any] | str:
-    """Columns of one job, or the reason for leaving it out. InputError if the log is malformed."""
+    """Return the columns of one job, or the reason for leaving it out. InputError if the log is malformed."""
     if not isinstance(entry, dict):
         _fail(path, index, "jobs", "is not an object")
     for name in ("jobid", "submitted_time", "attempts"):
@@ -120,12 +121,13 @@ def _gpus(path: str, index: int, attempt: dict[str, Any]) -> int:
 def _time(path: str, index: int, field: str, value: Any) -> float | None:
     if value in (None, "", "None"):
         return None
-    # some times have a time zone, which is ignored, since all times of the log are local
+    # some times of the log have a time zone, which is ignored, since all its times are local
     written = str(value)[:19]
     try:
         if len(written) < 19:
             raise ValueError
-        return (datetime.fromisoformat(written) - EPOCH).total_seconds()  # this is ten times as fast as strptime
+        # `fromisoformat` is ten times as fast as strptime
+        return (datetime.fromisoformat(written) - EPOCH).total_seconds()
     except (ValueError, TypeError):
         _fail(path, index, field, f"{value!r} is not a time like 2017-10-09 07:01:55")
 

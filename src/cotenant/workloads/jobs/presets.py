@@ -31,7 +31,8 @@ class Preset:
     probabilities: tuple[float, ...] = ()
     models: Mapping[str, float] = field(default_factory=dict)  #: weights of models; empty: the split chooses models
     tenants: Mapping[str, float] = field(default_factory=dict)
-    #: cores and GB per GPU that a job of a model can use at most; if not stated, its profile applies
+    #: cores and GB per GPU that a job of a model can use at most; for a model that is not in it, the model's profile
+    #: applies
     asks_per_gpu: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def draw_durations(self, rng: np.random.Generator, gpus: Floats) -> Floats:

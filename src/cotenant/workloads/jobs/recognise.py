@@ -27,7 +27,8 @@ GAVEL_CELLS = (6, 7, 10)
 
 
 def looks_like(header: Sequence[str]) -> str | None:
-    """Prefix of the path of a file with this header, such as `philly:`, or None if no known format matches.
+    """Return the format prefix for the path of a file with this header, such as `philly:`, or None if no known format
+    matches.
 
     Three formats have no header. A first row of id, model and three numbers is a replay file of the public Synergy
     simulator. Cells separated by tabs, of which the last is a number, are Gavel's. A JSON list is Philly's job log.

@@ -59,8 +59,9 @@ def load_trace(
 
 
 def durations_of(jobs: Jobs, iteration_s: Times | None) -> Floats:
-    """Run time alone with the proportional share of CPU and memory: the stated duration, else iterations times the
-    model's time per iteration, else NaN."""
+    """Return the run time of each job alone with the proportional share of CPU and memory: the stated duration, else
+    iterations times the model's time per iteration, else NaN.
+    """
     durations = jobs.duration_s.copy()
     unknown = np.isnan(durations)
     if iteration_s and unknown.any():
@@ -88,7 +89,8 @@ def _check(options: TraceOptions) -> None:
         check_rate(options.rate_per_s)
     if options.split:
         parse_split(options.split)
-    stream(options.seed, "arrivals")  # called so that a wrong seed is reported even if nothing is drawn
+    # the random stream is made so that a wrong seed is reported even if nothing is drawn
+    stream(options.seed, "arrivals")
 
 
 def _keep(trace: Trace, rows: NDArray[np.bool_], reason: str) -> None:
@@ -134,7 +136,9 @@ def _filter(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
 
 
 def _rearrange(trace: Trace, options: TraceOptions) -> None:
-    """Shift arrivals to the window's start, then replace or scale them. Deadlines move with their arrivals."""
+    """Shift the jobs' arrivals so that the start of the time window is 0, then replace or scale them. Deadlines move
+    with their arrivals.
+    """
     jobs = trace.jobs
     before = jobs.arrival_s
     if options.from_s > 0:
@@ -186,12 +190,15 @@ def _redraw(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
 
 
 def gpu_times_in(spec: str, iteration_s: Times | None = None) -> Floats:
-    """GPU-seconds of a trace's jobs (duration x GPUs). Numbers of a one-column CSV file `duration` are GPU-seconds."""
+    """Return the GPU-seconds of a trace's jobs (duration x GPUs). Numbers of a one-column CSV file `duration` are
+    GPU-seconds.
+    """
     return durations_in(spec, iteration_s, times_gpus=True)
 
 
 def durations_in(spec: str, iteration_s: Times | None = None, *, times_gpus: bool = False) -> Floats:
-    """The durations of a trace (FORMAT:PATH), or of a one-column CSV file with the header `duration`.
+    """Return the durations of the jobs of a trace (FORMAT:PATH), or of a one-column CSV file with the header
+    `duration`.
 
     `times_gpus`: multiply each duration by the job's number of GPUs.
     """

@@ -1,4 +1,4 @@
-"""Workloads of the simulators of Pollux (OSDI'21) and Sia (SOSP'23): name, time [s], application, num_replicas,
+"""Reads workloads of the simulators of Pollux (OSDI'21) and Sia (SOSP'23): name, time [s], application, num_replicas,
 batch_size and, in some, category.
 
 The files state no durations. A job trains its application to the end, and the application's profile states the amount
@@ -18,7 +18,9 @@ COLUMNS = ("name", "time", "application", "num_replicas")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. GPUs are num_replicas, which a rigid scheduler would use. The batch size is not used."""
+    """Read the jobs of the file. A job's number of GPUs is num_replicas, which a scheduler that does not change it
+    would use. The batch size is not used.
+    """
     table = read_csv(path, COLUMNS)
     table.require(*COLUMNS)
     table.leave_out(table.gpu_counts("num_replicas") == 0, "with 0 GPUs")

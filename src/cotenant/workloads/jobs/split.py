@@ -17,7 +17,8 @@ CLASSES = ("image", "language", "speech")
 
 
 def parse_split(text: str) -> tuple[Fraction, ...]:
-    """Shares of image, language and speech jobs from "20,70,10". They may have any sum."""
+    """Return the shares of image, language and speech jobs from a text like "20,70,10". The numbers may have any sum.
+    """
     parts = text.split(",")
     try:
         shares = tuple(Fraction(part.strip().removesuffix("%")).limit_denominator(1000) for part in parts)
@@ -33,7 +34,7 @@ def parse_split(text: str) -> tuple[Fraction, ...]:
 def assign_models(
     n: int, split: str, classes: Mapping[str, Sequence[str]], *, mode: str = "overall", seed: int = 0
 ) -> Names:
-    """Model names for n jobs in arrival order. `classes` maps image, language and speech to their models.
+    """Return the model names of n jobs in arrival order. `classes` maps image, language and speech to their models.
 
     Mode overall, without randomness: each job gets the class that is furthest below its share so far (ties: the first
     of image, language, speech). Mode random: the class is drawn by its share, with the seed. In both modes the models
@@ -48,7 +49,7 @@ def assign_models(
     elif mode == "random":
         edges = np.cumsum(np.array([float(share) for share in shares]) / float(sum(shares)))
         drawn = np.searchsorted(edges, stream(seed, "models").random(n), side="right")
-        # rounding may leave the last edge below 1, so larger numbers also mean the last class with a share
+        # rounding may leave the last edge below 1, so a number above it also means the last class with a share
         last = max(k for k, share in enumerate(shares) if share)
         codes = np.minimum(drawn, last)
     else:
@@ -62,8 +63,8 @@ def assign_models(
 
 
 def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
-    """Class of each of n jobs: the one with the largest deficit (share - fraction so far). Deficits are integers, so
-    that ties are exact.
+    """Return the class (image, language or speech) of each of n jobs: the one with the largest deficit (share -
+    fraction so far). Deficits are integers, so that ties are exact.
 
     A choice depends only on the deficits, so the sequence repeats once they do.
     """

@@ -15,8 +15,8 @@ QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def summarise(trace: Trace, iteration_s: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Statistics as plain data: kept and left-out rows, span, GPU counts, durations, interarrival times, models and
-    tenants.
+    """Return statistics of a job trace as plain data: kept and left-out rows, span, GPU counts, durations, interarrival
+    times, models and tenants.
 
     `iteration_s` (model -> seconds per iteration) gives durations of jobs that state only iterations.
     `duration_s.unknown` counts jobs without a duration.
@@ -45,7 +45,9 @@ def summarise(trace: Trace, iteration_s: Mapping[str, float] | None = None) -> d
 
 
 def _lopsided(arrival_s: Floats) -> list[str]:
-    """A remark if the trace begins with a long time almost without jobs, which makes rates and loads meaningless."""
+    """Return a remark if the trace begins with a long time almost without jobs, which makes rates and loads
+    meaningless.
+    """
     if len(arrival_s) < 100:
         return []
     start, lead, end = float(arrival_s[0]), float(arrival_s[len(arrival_s) // 100]), float(arrival_s[-1])
@@ -58,7 +60,7 @@ def _lopsided(arrival_s: Floats) -> list[str]:
 
 
 def spread(values: Floats) -> dict[str, float | None]:
-    """min, mean, quantiles (linear) and max; None where there are no values."""
+    """Return min, mean, quantiles (linear) and max; None where there are no values."""
     if not len(values):
         return dict.fromkeys(("min", "mean", *QUANTILES, "max"))
     quantiles = np.quantile(values, list(QUANTILES.values()))
@@ -76,7 +78,7 @@ def _counts(values: Floats) -> list[tuple[float, int]]:
 
 
 def _names(values: list[str]) -> dict[str, int]:
-    """Number of occurrences of each text, most frequent first, without ""."""
+    """Return how often each text occurs, most frequent first, without ""."""
     from collections import Counter
 
     return {name: n for name, n in Counter(values).most_common() if name}

@@ -1,4 +1,5 @@
-"""Replay files of the public Synergy simulator: rows of id, model, arrival_s, iterations, gpus, without a header."""
+"""Reads replay files of the public Synergy simulator: rows of id, model, arrival_s, iterations, gpus, without a header.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ COLUMNS = ("id", "model", "arrival_s", "iterations", "gpus")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. Arrivals are not shifted to 0, because the public simulator's first round depends on them."""
+    """Read the jobs of the file. Arrivals are not shifted to 0, because the public simulator's first round depends on
+    them.
+    """
     table = read_csv(path, names=COLUMNS)
     gpus = table.gpu_counts("gpus")
     table.refuse(gpus <= 0, "gpus", "{} must be above 0: a job needs at least a part of one GPU")

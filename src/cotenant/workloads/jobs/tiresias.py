@@ -1,4 +1,6 @@
-"""Tiresias (NSDI'19): job_id, num_gpu, submit_time [s], duration [s]; optionally model_name and iterations."""
+"""Reads job traces of Tiresias (NSDI'19): job_id, num_gpu, submit_time [s], duration [s]; optionally model_name and
+iterations.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "dura
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs. Rows with 0 GPUs are left out."""
+    """Read the jobs of the file. Rows with 0 GPUs are left out."""
     table = read_csv(path, COLUMNS)
     table.require("job_id", "num_gpu", "submit_time", "duration")
     table.leave_out(table.gpu_counts("num_gpu") == 0, "with 0 GPUs")

@@ -1,4 +1,4 @@
-"""Writes jobs in the native format. Reading the file gives exactly the same numbers."""
+"""Writes jobs in the native format of traces. Reading the written file gives exactly the same numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = ("id", "model", "tenant", "gpu_models")
 
 
 def check_native_name(path: str | Path) -> str:
-    """The suffix of a native file's name, .csv or .parquet. InputError for any other."""
+    """Return the suffix of a native file's name, .csv or .parquet. InputError for any other."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise InputError("the name of a native trace ends in .csv or .parquet", file=path, field="out")
@@ -30,7 +30,9 @@ def check_native_name(path: str | Path) -> str:
 
 
 def native_frame(jobs: Jobs) -> pl.DataFrame:
-    """Jobs as a table of the native columns, without optional columns that are empty. Whole numbers become integers."""
+    """Return the jobs as a table of the native columns, without optional columns that are empty. Whole numbers become
+    integers.
+    """
     columns: dict[str, pl.Series] = {}
     for name in COLUMNS:
         values = getattr(jobs, name)

@@ -1,4 +1,4 @@
-"""Azure's traces of 2023 and 2024: TIMESTAMP, ContextTokens, GeneratedTokens.
+"""Reads Azure's traces of language-model requests of 2023 and 2024: TIMESTAMP, ContextTokens, GeneratedTokens.
 
 Times of 2023 have seven fractional digits and no zone; those of 2024 a zone (+00:00), and no fraction if it is zero.
 There is no column of models: each file is from one service (code or conversation).

@@ -1,5 +1,6 @@
-"""BurstGPT: Timestamp [s], Model, Request tokens, Response tokens, Total tokens, Log Type; later files also Session
-ID and Elapsed time. A request with 0 response tokens failed. Times are whole seconds, so many are equal.
+"""Reads BurstGPT, a trace of requests to language models: Timestamp [s], Model, Request tokens, Response tokens, Total
+tokens, Log Type; later files also Session ID and Elapsed time. A request with 0 response tokens failed. Times are whole
+seconds, so many are equal.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:
-    """Read the requests of one file. Failed ones are left out."""
+    """Read the requests of one file. Failed requests are left out."""
     table = read_csv(path, COLUMNS)
     table.require(*COLUMNS)
     table.leave_out(table.numbers("Response tokens", least=0, most=MAX_TOKENS) == 0, "that failed")

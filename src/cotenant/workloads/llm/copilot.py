@@ -1,4 +1,5 @@
-"""GitHub Copilot's coding agents, June 2026: one session a line (JSONL, gzip; folders date=.../shard-....jsonl.gz).
+"""Reads the trace of GitHub Copilot's coding agents of June 2026: one session a line (JSONL, gzip; folders
+date=.../shard-....jsonl.gz).
 
 A session has turns, a turn has llm_calls: timestamp, model ("Model A" ...), result, tokens {prompt, completion,
 cached}. A session makes its next call when a tool has ended; the recorded times are used. A cancelled call has the
@@ -56,7 +57,7 @@ def _calls(session: dict[str, Any], path: Path, line: int) -> list[dict[str, Any
 
 
 def _seconds(text: Any) -> float | None:
-    """Seconds since 1970, or None if the text is not a time. A time without a zone is UTC."""
+    """Return a time as seconds since 1970, or None if the text is not a time. A time without a zone is UTC."""
     try:
         at = datetime.fromisoformat(text)
     except (TypeError, ValueError):

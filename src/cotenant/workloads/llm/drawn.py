@@ -1,4 +1,4 @@
-"""Random requests, drawn with a given rate and distributions of lengths."""
+"""Generates random requests to language models, drawn with a given rate and distributions of lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.core.errors import InputError
 from cotenant.workloads.llm.trace import TokenTrace, make_trace
 from cotenant.workloads.requests.arrivals import draw, parse_arrivals
 
-POOL = 4096  # number of lengths, for each model, that closed-loop clients use in rotation
+POOL = 4096  # number of token lengths, for each model, that closed-loop clients use in rotation
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 

@@ -15,7 +15,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 
 
 def files_of(path: str) -> list[Path]:
-    """The file, or the sorted files below a folder. InputError if there are none."""
+    """Return the file `path`, or the sorted files below a folder. InputError if there are none."""
     where = Path(path)
     if not where.is_dir():
         return [where]
@@ -26,7 +26,7 @@ def files_of(path: str) -> list[Path]:
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not empty."""
+    """Produce (line number, object) for every line that is not empty."""
     number = 0
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
@@ -43,7 +43,7 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def whole(content: dict[str, Any], name: str, path: Path, line: int) -> int:
-    """The field `name` as an integer. InputError unless it is a number of at least 0."""
+    """Return the field `name` as an integer. InputError unless it is a number of at least 0."""
     value = content.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
         raise InputError(f"{value!r} is not a count of at least 0", file=path, line=line, field=name)

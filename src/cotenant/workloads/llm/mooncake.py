@@ -1,4 +1,5 @@
-"""Mooncake: a JSON object a line with timestamp [ms], input_length, output_length, hash_ids of the prompt's blocks.
+"""Reads Mooncake's traces of language-model requests: a JSON object a line with timestamp [ms], input_length,
+output_length, hash_ids of the prompt's blocks.
 
 Many timestamps are equal. Blocks of earlier requests count as cached, as if the prefix cache were unbounded.
 """
@@ -10,7 +11,7 @@ from array import array
 from cotenant.workloads.llm.json_lines import files_of, objects, whole
 from cotenant.workloads.llm.trace import TokenOptions, TokenTrace, make_trace
 
-BLOCK = 512  # number of tokens in a block
+BLOCK = 512  # number of tokens in a block of a prompt
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:

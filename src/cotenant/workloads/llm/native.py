@@ -1,5 +1,6 @@
-"""The native format: CSV or Parquet with time_s, prompt_tokens, output_tokens, and optionally model and
-cached_tokens."""
+"""Reads the native format of token traces: CSV or Parquet with time_s, prompt_tokens, output_tokens, and optionally
+model and cached_tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Requests drawn from ServeGen's clients: a folder or tar with chunk-N-trace.csv and chunk-N-dataset.json for each.
+"""Draws language-model requests from ServeGen's clients: a folder or tar with chunk-N-trace.csv and
+chunk-N-dataset.json for each.
 
 trace.csv has a row per window: start [s], rate, CV, then parameters of fits, which are not used. Gaps are drawn from a
 gamma distribution with the window's rate and CV. dataset.json has windows of its own: each start maps to `input_tokens`
@@ -21,7 +22,7 @@ from cotenant.workloads.servegen import arrivals, step_of, texts_of, windows_of
 
 PAIR = re.compile(r"([0-9.]+)\s*:\s*([0-9.eE+-]+)")
 INPUTS = ("text_tokens", "image_tokens", "audio_tokens", "video_tokens")
-Dist = tuple[np.ndarray, np.ndarray]  # a distribution: its values, and the probability of each
+Dist = tuple[np.ndarray, np.ndarray]  # a distribution of token counts: its values, and the probability of each
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:
@@ -66,7 +67,7 @@ def _at(lengths: list[tuple[float, list[Dist], list[Dist]]], start: float) -> tu
 
 
 def _clients(path: str) -> Iterator[tuple[str, np.ndarray, list[tuple[float, list[Dist], list[Dist]]]]]:
-    """(model, windows (n, 3), lengths by window) of each client, sorted by name."""
+    """Produce (model, windows (n, 3), lengths by window) for each client, sorted by name."""
     texts = texts_of(path, ("-trace.csv", "-dataset.json"))
     for name in sorted(texts):
         if not name.endswith("-trace.csv"):

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-# in the vocabularies of common models, each of these words with the space before it is one token
+# each of these words with the space before it is one token in the vocabularies of common models
 _LIST = """
 time year people way day man thing woman life child world school state family student group country problem
 hand part place case week company system program question work government number night point home water room
@@ -20,17 +20,19 @@ WORDS = tuple(_LIST.split())
 
 
 def prompt_text(tokens: int, seed: str) -> str:
-    """`tokens` random words. Texts of different seeds have no common prefix that an engine could have cached."""
+    """Return a prompt of `tokens` random words. Texts of different seeds have no common prefix that an engine could
+    have cached.
+    """
     return " ".join(random.Random(seed).choices(WORDS, k=tokens))
 
 
 def digest(prompt: str) -> str:
-    """A short digest of a prompt."""
+    """Return a short digest of a prompt, by which a timed engine's answers name it."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:8]
 
 
 def prompt_of(body: dict[str, Any]) -> str:
-    """The prompt of a request as one text: the contents of its messages, its prompt or its input."""
+    """Return the prompt of a request as one text: the contents of its messages, its prompt or its input."""
     if "messages" in body:
         return "\n".join(_content(message.get("content")) for message in body["messages"])
     prompt = body.get("prompt", body.get("input", ""))
@@ -44,12 +46,12 @@ def _content(content: Any) -> str:
 
 
 def count_tokens(prompt: str) -> int:
-    """Number of tokens of a prompt as a timed engine counts them: its words, at least 1."""
+    """Return the number of tokens of a prompt as a timed engine counts them: its words, at least 1."""
     return max(1, len(prompt.split()))
 
 
 def answer_token(model: str, name: str, index: int) -> str:
-    """Token number `index`, from 0, of a timed engine's answer to the prompt with digest `name`."""
+    """Return token number `index`, from 0, of a timed engine's answer to the prompt with digest `name`."""
     return f"{' ' if index else ''}{model}/{name}:{index}"
 
 

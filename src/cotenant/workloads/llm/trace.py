@@ -45,11 +45,13 @@ class TokenTrace:
 
     @property
     def span_s(self) -> float:
-        """Seconds from the start to the last request."""
+        """Return the seconds from the start of the trace to the last request."""
         return float(self.times_s[-1]) if len(self) else 0.0
 
     def keep(self, rows: np.ndarray, reason: str = "") -> TokenTrace:
-        """The requests for which `rows` is true. If a reason is given, the others are counted as left out under it."""
+        """Return the requests for which `rows` is true. If a reason is given, the others are counted as left out under
+        it.
+        """
         gone = int(len(self) - rows.sum())
         left = dict(self.left_out)
         if reason and gone:
@@ -58,23 +60,26 @@ class TokenTrace:
         return replace(self, left_out=left, **cut)
 
     def faster(self, speed: float) -> TokenTrace:
-        """The requests with all times divided by `speed`."""
+        """Return the trace with all times divided by `speed`."""
         if not 0 < speed < 1e6:
             raise InputError(f"a speed of {speed:g} is not above 0", field="speed")
         return replace(self, times_s=self.times_s / speed)
 
     def thinned(self, part: float, seed: int) -> TokenTrace:
-        """A random subset that has each request with probability `part`. It keeps the bursts at a lower rate."""
+        """Return a random subset of the requests that has each request with probability `part`. It keeps the bursts at
+        a lower rate.
+        """
         return self if part >= 1 else self.keep(np.random.default_rng([seed, 1]).random(len(self)) < part)
 
     def fitting(self, most: Sequence[int]) -> TokenTrace:
-        """The requests that fit the context of their model; `most`: tokens by model."""
+        """Return the requests that fit the context of their model; `most`: tokens by model."""
         return self.keep(self.prompt + self.output <= np.array(most)[self.model], "longer than the model's context")
 
     def onto(self, names: Sequence[str], seed: int = 0) -> TokenTrace:
-        """The requests, assigned to the models `names`. Models of the trace with such a name keep it, and requests to
-        others are left out. If there is no such model, the most used model of the trace becomes the first name, and so
-        on. If the trace names no models, each request gets a random one."""
+        """Return the requests, assigned to the models `names`. Models of the trace with such a name keep it, and
+        requests to others are left out. If there is no such model, the most used model of the trace becomes the first
+        name, and so on. If the trace names no models, each request gets a random one.
+        """
         if self.models == ("",):
             drawn = np.random.default_rng([seed, 2]).integers(len(names), size=len(self))
             return replace(self, models=tuple(names), model=drawn.astype(np.int32))
@@ -90,7 +95,7 @@ class TokenTrace:
         return found.keep(model >= 0, "of models that are not simulated")
 
     def summary(self) -> dict[str, Any]:
-        """Statistics of the trace, as plain data."""
+        """Return statistics of the token trace, as plain data."""
         per = np.bincount(self.model, minlength=len(self.models))
         return {
             "source": self.source, "requests": len(self), "span_s": self.span_s,
@@ -112,8 +117,9 @@ def make_trace(
     left_out: Mapping[str, int] | None = None, remarks: Sequence[str] = (), options: TokenOptions | None = None,
     zero_s: float | None = None,
 ) -> TokenTrace:  # fmt: skip
-    """Make a trace from columns of a file: sort it, remove requests without prompt or output, and cut it to the time
-    span of `options`. Time 0 is `zero_s`, or the first request if that is None."""
+    """Make a token trace from columns of a file: sort it, remove requests without prompt or output, and cut it to the
+    time span of `options`. Time 0 is `zero_s`, or the first request if that is None.
+    """
     options = options or TokenOptions()
     times = np.asarray(times_s, np.float64)
     order = np.argsort(times, kind="stable")
@@ -139,7 +145,7 @@ def make_trace(
 
 
 def coded(names: Any) -> tuple[tuple[str, ...], np.ndarray]:
-    """(distinct names in order of appearance, index of each row)."""
+    """Return (distinct names in order of appearance, index of each row)."""
     index: dict[str, int] = {}
     codes = np.fromiter((index.setdefault(name, len(index)) for name in names), np.int32)
     return tuple(index), codes

@@ -29,7 +29,7 @@ MAX_STAYS = 1_000_000
 
 @dataclass(frozen=True)
 class Arrivals:
-    """A parsed arrival process: `kind` and its parameters."""
+    """A parsed arrival process of requests: `kind` and its parameters."""
 
     kind: str
     cv: float = 1.0
@@ -59,7 +59,7 @@ def _positive(text: str, what: str) -> float:
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Parse the text of an option into an arrival process."""
+    """Parse the text of an option into an arrival process of requests."""
     kind, _, rest = (BURSTS if text == "bursts" else text).partition(":")
     if kind in ("poisson", "constant") and not rest:
         return Arrivals(kind)
@@ -161,7 +161,8 @@ def fit_to(
         times, span = np.sort(times_s), span_s
     else:
         times = np.sort(times_s) - times_s.min()
-        span = float(times[-1]) * len(times) / max(1, len(times) - 1)  # after the last request, a mean gap is added
+        # a mean gap is added after the last request, as the recording does not state when it ended
+        span = float(times[-1]) * len(times) / max(1, len(times) - 1)
     if span <= 0:
         raise InputError("all requests of the trace arrive at the same time", field="arrivals")
     if rate_rps is not None:

@@ -31,8 +31,10 @@ FORMATS = ("azure-llm", "mooncake", "servegen", "disb", "offsets-ms")
 
 @dataclass(frozen=True)
 class Recorded:
-    """Ascending arrival times in seconds. `span_s`: length of the recording if the format defines it. `total`: number
-    of requests of the whole recording if only its beginning was drawn. `remarks`: corrections that were made."""
+    """Recorded arrival times of requests, ascending, in seconds. `span_s`: length of the recording if the format
+    defines it. `total`: number of requests of the whole recording if only its beginning was drawn. `remarks`:
+    corrections that were made.
+    """
 
     times_s: np.ndarray
     span_s: float | None = None
@@ -126,7 +128,7 @@ def _finite(value: Any, path: Path, line: int, field: str) -> float:
 
 
 def _servegen_windows(path: Path) -> list[np.ndarray]:
-    """Windows of each client as an array (windows, 3): start s, rate, CV."""
+    """Return the windows of each ServeGen client as an array (windows, 3): start s, rate, CV."""
     if path.is_dir() or ".tar" in path.name or path.suffix in (".tgz", ".txz"):
         texts = servegen.texts_of(str(path), ("-trace.csv",))
     else:
@@ -135,8 +137,10 @@ def _servegen_windows(path: Path) -> list[np.ndarray]:
 
 
 def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) -> Recorded:
-    """Draw requests of all clients. Weeks of many clients are billions of requests, so windows after the end of the run
-    are only counted. Each client has its own random stream, so that a longer run has the same beginning."""
+    """Draw the arrivals of requests of all ServeGen clients. Weeks of many clients are billions of requests, so windows
+    after the end of the run are only counted. Each client has its own random stream, so that a longer run has the same
+    beginning.
+    """
     clients = [(servegen.step_of(windows), windows) for windows in _servegen_windows(path)]
     total = sum(float(windows[:, 1].sum()) * step for step, windows in clients)
     if not total:

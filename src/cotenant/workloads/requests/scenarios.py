@@ -38,7 +38,7 @@ SETS = ("gpulet-1023", "gpulet-19682", "ladder")
 
 
 def generate(like: str) -> Iterator[tuple[str, list[Row]]]:
-    """The scenarios of a public set (one of SETS), without randomness."""
+    """Produce the scenarios of a public set (one of SETS), without randomness."""
     if like == "gpulet-1023":
         yield from _combinations(_FIVE, (0.0, 200.0, 400.0, 600.0), 4)
     elif like == "gpulet-19682":
@@ -52,7 +52,7 @@ def generate(like: str) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _combinations(models: tuple[str, ...], rates: tuple[float, ...], digits: int) -> Iterator[tuple[str, list[Row]]]:
-    """Every combination of rates, except all 0. The last model's rate changes fastest."""
+    """Produce every combination of the models' rates, except all 0. The last model's rate changes fastest."""
     for number, combo in enumerate(itertools.product(rates, repeat=len(models))):
         if number:
             rows = [(m, r, SLO_MS[m]) for m, r in zip(models, combo, strict=True) if r]
@@ -87,7 +87,9 @@ def read_scenarios(path: str | Path) -> dict[str, list[Row]]:
 
 
 def plan_rows(scenario: str, plan: ServingPlan) -> Iterator[tuple[object, ...]]:
-    """A plan as rows of PLAN_COLUMNS. The duty cycle has full precision, because rounding could violate an SLO."""
+    """Produce a serving plan as rows of PLAN_COLUMNS. The duty cycle has full precision, because rounding could violate
+    an SLO.
+    """
     for let in plan.gpulets:
         percent = f"{let.percent:g}"
         for seat in let.seats:

@@ -20,13 +20,15 @@ from cotenant.policy.serving.packing.kernel import (
     settle,
 )
 
-STEPS = np.int64(7)  # number of bisection steps in a search for a rate; they leave an error of 1 %
+STEPS = np.int64(7)  # number of bisection steps in a search for the largest request rate; they leave an error of 1 %
 
 
 @bare
 def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
-    """Give each GPU batches for its rates times the largest factor at which all its gpulets settle; then give each
-    gpulet as much more as its neighbours allow. This is headroom for bursts; the assigned rates do not change."""
+    """Choose the batches of each GPU for its request rates times the largest factor at which all its gpulets settle;
+    then give each gpulet as much more as its neighbours allow. This is headroom for bursts; the assigned rates do not
+    change.
+    """
     for g in range(A.shape[0]):
         copy_gpu(A, g, B, SLOT0)
         if not room(T, A, g):
@@ -48,9 +50,12 @@ def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
 
 @bare
 def grow(T: Tables, A: State, B: State, order: np.ndarray, left: np.ndarray) -> None:
-    """Make gpulets larger for services whose rate was not placed completely, if more of it is served then. The search
-    prefers the sizes that serve most for their part of a GPU, which is of no use where nothing else fits beside
-    them."""
+    """Make gpulets (parts of GPUs) larger for services whose rate was not placed completely, if more of it is served
+    then.
+
+    The search prefers the sizes that serve most for their part of a GPU, although a gpulet beside which nothing else
+    fits may as well be larger.
+    """
     for i in range(order.shape[0]):
         s = order[i]
         for g in range(A.shape[0]):
@@ -61,7 +66,7 @@ def grow(T: Tables, A: State, B: State, order: np.ndarray, left: np.ndarray) -> 
 
 @inner
 def has_seat(A: State, g: int, j: int, s: int) -> bool:
-    """Whether service s is on gpulet j of GPU g."""
+    """Whether service s is on gpulet j (a part) of GPU g."""
     for k in range(A[g, j].count):  # noqa: SIM110 - a generator does not compile
         if A[g, j].svc[k] == s:
             return True
@@ -89,8 +94,9 @@ def grow_let(T: Tables, A: State, B: State, g: int, j: int, s: int, left: np.nda
 
 @inner
 def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
-    """Set the rates of GPU g to `factor` times the rates in B[0]. If `only` is 0 or more, multiply the rates of that
-    gpulet by `factor` instead."""
+    """Set the request rates of GPU g to `factor` times the rates in B[0]. If `only` is 0 or more, multiply the rates of
+    gpulet number `only` by `factor` instead.
+    """
     for j in range(A.shape[1]):
         for k in range(A[g, j].count):
             if only < 0:
@@ -101,7 +107,9 @@ def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
 
 @bare
 def settle_all(T: Tables, A: State) -> bool:
-    """Choose batches on every GPU for its rates. Returns False if a GPU has no batches that keep the SLOs."""
+    """Choose batches on every GPU for its request rates. Returns False if for some GPU there are no batches that keep
+    the SLOs.
+    """
     for g in range(A.shape[0]):  # noqa: SIM110 - a generator does not compile
         if not settle(T, A, g, 1.0):
             return False
@@ -110,7 +118,9 @@ def settle_all(T: Tables, A: State) -> bool:
 
 @bare
 def shrink_to_fit(T: Tables, A: State, B: State) -> bool:
-    """On each GPU that has no batches that keep the SLOs, lower all rates by one factor, until it has such batches."""
+    """On each GPU for which no batches keep the SLOs, lower all request rates by one factor, until batches exist that
+    keep them. Returns whether every GPU has such batches.
+    """
     for g in range(A.shape[0]):
         if settle(T, A, g, 1.0):
             continue
@@ -135,7 +145,9 @@ def shrink_to_fit(T: Tables, A: State, B: State) -> bool:
 
 @jit
 def pattern_caps(T: Tables, g: int, parts: np.ndarray, services: np.ndarray, batches: np.ndarray) -> np.ndarray:
-    """Return the requests/s of each gpulet, if GPU g is divided into these one or two gpulets."""
+    """Return how many requests/s each gpulet (part of a GPU) can serve, if GPU g is divided into these one or two
+    gpulets.
+    """
     t = T.gpu_type[g]
     out = np.zeros(parts.shape[0])
     for j in range(parts.shape[0]):

@@ -13,8 +13,9 @@ REFERENCE_BATCH = 32
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of an application: its service, the time in ms after the application's arrival by which it should be
-    done, and the services that follow."""
+    """A stage of an application, one of the models that its requests pass through: its service, the time in ms after
+    the application's arrival by which it should be done, and the services that follow.
+    """
 
     service: Service
     deadline_ms: float
@@ -23,7 +24,7 @@ class Stage:
 
 
 def stage_name(application: str, stage: str) -> str:
-    """Name of the service that serves a stage."""
+    """Return the name of the service that serves a stage of an application."""
     return f"{application}:{stage}"
 
 

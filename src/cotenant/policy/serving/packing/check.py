@@ -20,7 +20,9 @@ ROUNDING = 1 + 1e-9
 
 
 def worst_pressure(profile: ServingProfile, let: Gpulet) -> float:
-    """Return the interference factor that the worst model of a gpulet adds for a neighbour."""
+    """Return the interference factor that the model of a gpulet (part of a GPU) that disturbs most adds for a
+    neighbour.
+    """
     return max((profile.pressure(s.model, s.batch, let.partition) for s in let.seats), default=0.0)
 
 
@@ -33,7 +35,8 @@ def neighbours(profile: ServingProfile, let: Gpulet, lets: Iterable[Gpulet]) -> 
 
 
 def work_ms(profile: ServingProfile, let: Gpulet, beside: Sequence[Gpulet]) -> float:
-    """Return how many milliseconds one cycle of a gpulet takes beside its neighbours."""
+    """Return how many milliseconds one cycle of a gpulet (one batch of each of its models) takes beside its neighbours.
+    """
     pressure = sum(max(0.0, worst_pressure(profile, n)) for n in beside) if beside else None
     return sum(profile.effective_ms(s.model, s.batch, let.partition, pressure) for s in let.seats)
 

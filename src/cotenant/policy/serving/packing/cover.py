@@ -1,9 +1,9 @@
-"""Exact cover of the rates with GPU patterns, which are ways to divide a GPU: a depth-first search that price bounds
-cut.
+"""Searches for GPU patterns (ways to divide a GPU among models) that together serve all request rates: an exact
+depth-first search that price bounds cut.
 
 A bound is a vector of prices for requests, together with its *worth*, the most that one GPU of each type can earn at
 these prices. If the value of the remaining demand exceeds the worth of the remaining GPUs, these GPUs cannot serve it,
-not even with shared gpulets (see patterns).
+not even with parts of GPUs that several models share (see patterns).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def may_fit(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: n
 
 @jit
 def bound_of(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> tuple[float, int]:
-    """Return the lowest upper bound on the factor by which all demands can be multiplied, and the index of the price
-    vector that proves it."""
+    """Return the lowest upper bound on the factor by which all demands can be multiplied so that these GPUs may still
+    serve them, and the index of the price vector that proves it.
+    """
     best, at = np.inf, 0
     for i in range(prices.shape[0]):
         value, most = 0.0, 0.0
@@ -69,8 +70,9 @@ def open_node(
 
 @inner
 def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int:
-    """Return how many halves of GPUs the remaining demands need at least: a gpulet beside another counts as one half, a
-    whole GPU as two."""
+    """Return how many halves of GPUs the remaining demands need at least: a gpulet (part of a GPU) beside another
+    counts as one half, a whole GPU as two.
+    """
     total = 0
     for s in range(rest.shape[0]):
         if rest[s] > 0.0:
@@ -103,8 +105,9 @@ def space_needed(rest: np.ndarray, solo: np.ndarray, frac: np.ndarray, cost: np.
 
 @inner
 def last_gpu(caps: np.ndarray, kind: np.ndarray, group: np.ndarray, rest: np.ndarray, counts: np.ndarray) -> int:
-    """Return a pattern that alone serves the remaining demand; -1: there is none. group (S, S, 2): the patterns of each
-    pair of services."""
+    """Return a pattern (way to divide a GPU) with which one GPU serves all of the remaining demand; -1: there is none.
+    group (S, S, 2): the patterns of each pair of services.
+    """
     a = b = -1
     for s in range(rest.shape[0]):
         if rest[s] > 0.0:

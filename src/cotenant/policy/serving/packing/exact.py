@@ -15,10 +15,11 @@ from cotenant.policy.solver import compressed, solve_milp
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proven. `factor`: no plan, with or without shared gpulets, serves more than this factor of the rates.
-    `chosen`: the patterns of a plan that was found, or None. `status`: found; infeasible (by the factor, or after a
-    search of all patterns); alone-infeasible (no plan with one model on each gpulet exists; one with shared gpulets may
-    exist up to the factor); or undecided (the time ran out)."""
+    """What was proven about serving the request rates with these GPUs. `factor`: no plan, with or without shared
+    gpulets, serves more than this factor of the rates. `chosen`: the patterns of a plan that was found, or None.
+    `status`: found; infeasible (by the factor, or after a search of all patterns); alone-infeasible (no plan with one
+    model on each gpulet exists; one with shared gpulets may exist up to the factor); or undecided (the time ran out).
+    """
 
     factor: float
     status: str
@@ -26,8 +27,9 @@ class Proof:
 
 
 def rate_factor(table: CoverTable, rates: np.ndarray, counts: np.ndarray) -> float:
-    """Return the bound of the pattern LP on the factor by which all rates can be multiplied, from the best prices for
-    exactly these rates."""
+    """Return the bound of the linear program over patterns (ways to divide a GPU) on the factor by which all rates can
+    be multiplied, from the best prices for exactly these rates.
+    """
     best = math.inf
     for t in np.nonzero(counts)[0]:
         prices = dual_prices(table.caps[table.kind == t], rates)
@@ -60,7 +62,7 @@ def prove(table: CoverTable, rates: np.ndarray, counts: np.ndarray, time_limit_s
 
 
 def with_proof(plan: ServingPlan, proof: Proof) -> ServingPlan:
-    """The plan with the outcome of the proof as a note."""
+    """Return the plan with the outcome of the proof as a note."""
     said = {
         "infeasible": "proven infeasible",
         "alone-infeasible": "proven: no plan without shared gpulets; none with shared ones was found",

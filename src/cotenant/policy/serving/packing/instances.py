@@ -26,23 +26,24 @@ from cotenant.policy.serving.packing.search import empty_all
 from cotenant.policy.serving.packing.shared import undominated
 from cotenant.policy.solver import Solution, compressed, solve_milp
 
-PAIRED = 16  # with up to this many services, sharing an instance by turns is considered for every pair of services
+PAIRED = 16  # for at most this many services, every pair of services is considered for taking turns on an instance
 # for each instance and pair of services that take turns, this many trade-offs between their rates are considered
 POINTS = 8
 CYCLES = 32  # for larger sets of services, this many lengths of a cycle of turns are tried
-SMALLEST = 12  # this many services with the least demand are combined in sets of three or more on one instance
+SMALLEST = 12  # this many services with the least demand are tried in sets of three or more on one instance
 
-# for each gpulet: (partition, services, requests/s)
+# contents of an instance, for each of its gpulets: (partition, services, requests/s)
 Content = tuple[tuple[int, tuple[int, ...], tuple[float, ...]], ...]
 
 
 @dataclass(frozen=True)
 class Column:
     """One instance of a kind (index into the table's kinds), the requests/s that each service gets from it, and its
-    gpulets."""
+    gpulets (the parts that run one process each).
+    """
 
     kind: int
-    caps: np.ndarray  # (S,): rate of each service in requests/s
+    caps: np.ndarray  # (S,): requests/s of each service that the instance serves
     content: Content
 
 
@@ -65,7 +66,7 @@ class InstanceTable:
         self.pairs = [x for i in range(len(self.kinds)) for x in self._pairs(i)] if len(T.svc) <= PAIRED else []
 
     def parts(self, i: int) -> list[int]:
-        """Return the partitions into which an instance of kind i may be divided."""
+        """Return the partitions (parts of an instance's SMs) into which an instance of kind i may be divided."""
         t, k = self.kinds[i]
         size = self.T.size[t]
         return np.nonzero((size["allowed"] > 0) & (size["kind"] == k))[0].tolist()
@@ -85,7 +86,7 @@ class InstanceTable:
 
     def _alone(self, i: int) -> list[Column]:
         caps, what = patterns(self.T, self.kinds[i][0], self.parts(i))
-        # only a column with the same services can replace another one
+        # a column can be replaced only by one with the same services
         alike: dict[tuple[int, ...], list[int]] = {}
         for c in range(len(caps)):
             if caps[c].any() and self._holds(i, what[c]):
@@ -124,8 +125,9 @@ class InstanceTable:
         return len(set(self.T.svc["group"][list(services)].tolist())) == 1 and self._memory_fits(i, services, 1)
 
     def _pairs(self, i: int) -> list[tuple[int, int, tuple[int, int], np.ndarray]]:
-        """Return, for each two services that can take turns: kind, partition, the services, and their undominated pairs
-        of requests/s."""
+        """Return, for each two services that can take turns: kind, partition, the services, and the pairs of requests/s
+        that they can reach and that no other pair exceeds in both.
+        """
         p, out = self.whole(i), []
         if p is None or self.T.seats < 2:
             return []
@@ -143,7 +145,7 @@ class InstanceTable:
         return out
 
     def sharing(self, rates: np.ndarray) -> list[Column]:
-        """Return columns with services that take turns, for these rates."""
+        """Return columns (instances with contents) whose services take turns, for these request rates."""
         out = []
         for i, p, (a, b), points in self.pairs:
             capped = np.minimum(points, rates[[a, b]])
@@ -181,7 +183,7 @@ class InstanceTable:
         return float(self.T.size["whole"][self.kinds[i][0], self.parts(i)[0]])
 
     def _sets(self, i: int, rates: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
-        """Return sets of services whose whole rates one instance serves in turns."""
+        """Return sets of services whose whole request rates one instance of kind i serves in turns."""
         p = self.whole(i)
         if p is None:
             return []
@@ -227,7 +229,9 @@ class InstanceTable:
         return None if best is None else self._chosen(self.alone, best)
 
     def fill(self, columns: list[Column], times: np.ndarray, rates: np.ndarray, out: State) -> None:
-        """Write instances into a state: GPUs by layout, and rates in proportion to what each instance can take."""
+        """Write chosen instances into a packing state: GPUs by layout, and on each instance the services' rates in
+        proportion to what it can serve.
+        """
         total = np.sum([c.caps for c in columns], axis=0)
         waiting = {kind: [c for c in columns if c.kind == kind] for kind in range(len(self.kinds))}
         free = {t: np.nonzero(self.T.gpu_type == t)[0].tolist() for t in set(self.layout_types)}
@@ -261,7 +265,9 @@ class InstanceTable:
     def _rows(
         self, columns: list[Column], rates: np.ndarray, counts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Build the constraints over columns, then layouts: rates, instances of each kind, GPUs of each type."""
+        """Build the constraints of the integer program, with the variables of columns first and those of layouts after
+        them: rates, instances of each kind, GPUs of each type.
+        """
         n, S, K = len(columns), len(rates), len(self.kinds)
         rows = np.zeros((S + K + len(counts), n + len(self.layouts)))
         for c, column in enumerate(columns):

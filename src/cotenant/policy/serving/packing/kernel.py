@@ -60,7 +60,9 @@ SVC = np.dtype(
 def let_rows(seats: int) -> np.dtype:
     """Return the record of a gpulet while a packing is built; it includes all processes of its partition. part: -1 if
     the slot is empty; inst: number of its MIG instance on the GPU; rate: requests/s assigned to each seat. The record
-    has two sizes, since all functions are compiled for each and a search copies records all the time."""
+    exists in two sizes (numbers of seats, the places of services), since all functions are compiled for each and a
+    search copies records all the time.
+    """
     most = FEW_SEATS if seats <= FEW_SEATS else MOST_MODELS
     return np.dtype(
         [("part", "i8"), ("inst", "i8"), ("count", "i8"), ("work", "f8"), ("press", "f8"), ("svc", "i8", (most,)),
@@ -70,7 +72,7 @@ def let_rows(seats: int) -> np.dtype:
 
 
 class Tables(NamedTuple):
-    """What a planner knows, as arrays of the records above, so that kernels have few arguments.
+    """The tables of a serving planner, as arrays of the records above, so that kernels have few arguments.
 
     lat (T, M, P, B+1): ms, inf if a cell is missing; cell (T, M, B+1); gpu (T); size (T, P); svc (S); cap (T, S, P):
     requests/s alone on a partition; gpu_type (N); seats: how many services may share a gpulet; rising: whether a larger
@@ -88,7 +90,7 @@ class Tables(NamedTuple):
     rising: bool
 
 
-State = np.ndarray  # (N, J): an array of let_rows
+State = np.ndarray  # (N, J): an array of let_rows, with a row for each gpulet of each GPU
 
 
 @inner
@@ -110,7 +112,9 @@ def clear_gpu(a: State, g: int) -> None:
 
 @inner
 def batch_ms(T: Tables, t: int, m: int, p: int, b: int, x: float) -> float:
-    """Return the milliseconds of a batch under pressure x from the neighbours (below 0: there is no neighbour)."""
+    """Return the milliseconds of a batch while the neighbours on the GPU slow it down by pressure x (below 0: there is
+    no neighbour).
+    """
     alpha = 1.0
     if x >= 0.0:
         alpha = T.gpu[t].alpha0 + T.cell[t, m, b].own * T.size[t, p].share + x
@@ -124,7 +128,9 @@ def try_cycle(
     T: Tables, A: State, g: int, j: int, x: float, cycle: float, slo: float, scale: float
 ) -> tuple[float, float]:
     """Try a cycle of `cycle` ms for a gpulet: each service on it runs one batch of the requests that arrive in a cycle.
-    Returns the time of all batches in ms (inf if it exceeds the cycle or an SLO) and the pressure on the neighbours."""
+    Returns the time of all batches in ms (inf if it exceeds the cycle or an SLO) and the pressure (slowdown) that the
+    gpulet causes for its neighbours on the GPU.
+    """
     t, p = T.gpu_type[g], A[g, j].part
     top = T.cell.shape[2] - 1
     work, press = 0.0, 0.0
@@ -145,8 +151,9 @@ def try_cycle(
 
 @inner
 def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
-    """Choose batches, work and pressure of a gpulet for its rates times 1000 * `scale`. False: none fit, nothing has
-    changed."""
+    """Choose batches of a gpulet (part of a GPU) for its rates times 1000 * `scale`, and set its work and its pressure
+    (how much it slows down its neighbours). Returns False, with nothing changed, if no batches keep the SLOs.
+    """
     n = A[g, j].count
     slo = INF
     for k in range(n):
@@ -159,7 +166,7 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
         for b in range(1, T.cell.shape[2]):
             cycle = b / rate
             if found and T.rising:
-                break  # larger batches cause more pressure, so they cannot fit either
+                break  # larger batches slow the neighbours down even more, so they cannot fit either
             if n == 1:  # the common case of one service is computed here without a call
                 t, p, m = T.gpu_type[g], A[g, j].part, T.svc[A[g, j].svc[0]].model
                 work = batch_ms(T, t, m, p, b, x)
@@ -185,7 +192,9 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
 
 @inner
 def neighbour_pressure(A: State, g: int, j: int) -> float:
-    """Return the sum of the pressures of the other gpulets in the same instance on gpulet j; -1 if it is alone."""
+    """Return how much the other gpulets of the same MIG instance slow down gpulet j, as the sum of their pressures; -1
+    if it is alone.
+    """
     x, others = 0.0, 0
     for i in range(A.shape[1]):
         if i != j and A[g, i].count > 0 and A[g, i].inst == A[g, j].inst:
@@ -196,8 +205,9 @@ def neighbour_pressure(A: State, g: int, j: int) -> float:
 
 @inner
 def instance_room(T: Tables, A: State, g: int, j: int, q: int) -> bool:
-    """Whether the MIG instance of gpulet j on GPU g has space for one more gpulet of partition q. With q = -1: whether
-    it has space for its present gpulets."""
+    """Whether the MIG instance of gpulet j on GPU g has space for one more gpulet of size (partition) q. With q = -1:
+    whether it has space for its present gpulets.
+    """
     t, p = T.gpu_type[g], A[g, j].part
     share, memory = 0.0, 0.0
     if q >= 0:
@@ -217,7 +227,7 @@ def instance_room(T: Tables, A: State, g: int, j: int, q: int) -> bool:
 
 @inner
 def first_of_instance(A: State, g: int, j: int) -> bool:
-    """Whether no gpulet before j on GPU g lies in the same instance."""
+    """Whether gpulet j is the first gpulet of its MIG instance on GPU g."""
     for i in range(j):  # noqa: SIM110 - a generator does not compile
         if A[g, i].part >= 0 and A[g, i].inst == A[g, j].inst:
             return False
@@ -226,7 +236,9 @@ def first_of_instance(A: State, g: int, j: int) -> bool:
 
 @inner
 def room(T: Tables, A: State, g: int) -> bool:
-    """Whether GPU g stays within its limits of SMs, MIG geometry, number of gpulets, memory and network traffic."""
+    """Whether the gpulets of GPU g stay within its limits of SMs, MIG geometry, number of gpulets, memory and network
+    traffic.
+    """
     t = T.gpu_type[g]
     whole, slots, compute, lets, traffic = 0.0, 0, 0, 0, 0.0
     for j in range(A.shape[1]):
@@ -249,8 +261,9 @@ def room(T: Tables, A: State, g: int) -> bool:
 
 @inner
 def open_let(T: Tables, A: State, g: int, j: int, p: int) -> None:
-    """Make slot j of GPU g an empty gpulet of partition p, in the first instance that has space for it, otherwise in a
-    new one."""
+    """Make slot j of GPU g an empty gpulet of size (partition) p, in the first MIG instance that has space for it,
+    otherwise in a new one.
+    """
     A[g, j].part, A[g, j].count, A[g, j].inst = -1, 0, 0
     for i in range(A.shape[1]):
         if A[g, i].part >= 0 and A[g, i].inst >= A[g, j].inst:
@@ -264,8 +277,9 @@ def open_let(T: Tables, A: State, g: int, j: int, p: int) -> None:
 
 @inner
 def settle(T: Tables, A: State, g: int, scale: float) -> bool:
-    """Choose batches for all gpulets of GPU g that keep all SLOs together. False: there are none, and the state is
-    undefined."""
+    """Choose batches for all gpulets of GPU g that keep all SLOs together. Returns False, with the state undefined, if
+    there are no such batches.
+    """
     if not room(T, A, g):
         return False
     for j in range(A.shape[1]):
@@ -289,8 +303,9 @@ def settle(T: Tables, A: State, g: int, scale: float) -> bool:
 
 @inner
 def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
-    """Add q requests/s of service s to gpulet j of GPU g, which is created with partition p if the slot is empty. True:
-    batches exist that keep all SLOs."""
+    """Add q requests/s of service s to gpulet j of GPU g, which is created with partition p if the slot is empty.
+    Returns whether batches exist that keep all SLOs of the GPU.
+    """
     if A[g, j].part < 0:
         open_let(T, A, g, j, p)
     k = 0
@@ -309,8 +324,9 @@ def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
 
 @inner
 def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
-    """Return an upper bound of what service s could still get on gpulet j, as if turns and batches of the other
-    services cost no extra time."""
+    """Return an upper bound of the requests/s that service s could still get on gpulet j, as if the other services'
+    turns and batches cost no extra time.
+    """
     t, p = T.gpu_type[g], A[g, j].part
     load = 0.0
     for k in range(A[g, j].count):
@@ -320,8 +336,9 @@ def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
 
 @inner
 def most(T: Tables, A: State, B: State, g: int, j: int, p: int, s: int, q: float, steps: int) -> float:
-    """Find the largest rate up to q that `seat` accepts, by `steps` bisections, and leave it in place; 0, with nothing
-    changed, if it accepts none."""
+    """Find the largest rate of service s up to q that `seat` accepts, by `steps` bisections, and leave it in place; 0,
+    with nothing changed, if it accepts none.
+    """
     copy_gpu(A, g, B, SLOT0)
     if seat(T, A, g, j, p, s, q):
         return q

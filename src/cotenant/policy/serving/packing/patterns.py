@@ -20,11 +20,14 @@ import numpy as np
 
 from cotenant.policy.serving.packing.kernel import Tables
 
-Pattern = tuple[tuple[int, int, int], ...]  # for each gpulet: (partition, service, batch)
+# the contents of a divided GPU, for each of its gpulets: (partition, service, batch)
+Pattern = tuple[tuple[int, int, int], ...]
 
 
 class Options:
-    """What one partition of one GPU type can run with one model: all (service, batch) that keep their SLO alone."""
+    """All pairs (service, batch) that keep the service's SLO on one partition of one GPU type, with no other model
+    there.
+    """
 
     def __init__(self, T: Tables, t: int, p: int) -> None:
         m = T.svc["model"]
@@ -46,7 +49,9 @@ class Options:
         self.alone_rps = self.batch * 1000.0 / alone[at] * T.size["procs"][t, p]
 
     def beside(self, press: np.ndarray) -> np.ndarray:
-        """Return (options, len(press)): requests/s beside neighbours of these pressures; 0 if the SLO is exceeded."""
+        """Return (options, len(press)): the requests/s of each option beside neighbours that slow it down by these
+        pressures; 0 if the SLO is exceeded.
+        """
         alpha = np.maximum(1.0, self.alpha0 + self.own[:, None] + press[None, :])
         ms = (self.lat[:, None] * alpha + self.over[:, None]) * self.margin
         rps = self.batch[:, None] * 1000.0 / ms

@@ -23,26 +23,26 @@ from cotenant.policy.serving.packing.tables import Gpus, build_tables, most_rows
 
 SEED = 0x9E3779B97F4A7C15
 SMALL = 64  # up to this many services and GPUs, plans are searched for; beyond it, one is built in a single pass
-MANY = 300  # up to this many services, an integer program assigns MIG instances
-COVERED = 12  # up to this many services, all patterns are enumerated
+MANY = 300  # with at most this many services, an integer program assigns MIG instances
+COVERED = 12  # with at most this many services, all patterns (ways to divide a GPU) are listed
 LOOKS = 400  # number of places that are tried for one service, beginning with the GPUs that were used last
 GRID = math.log(1.01)  # feasibility is decided for rates that are rounded up to a geometric grid, see _covers
 TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
 GUARDS = (1.1, 1.25, 1.4)  # factors on the rates by which a planner that ignores interference makes up for it
-CROWDED = 1000  # only with up to this many GPUs may many models share a gpulet, because its record is then large
+CROWDED = 1000  # with at most this many GPUs, many models may share a gpulet, because a gpulet's record is then large
 SPARE = 1 + 3e-6  # rates are planned higher by this factor, so that rounding leaves none too low
 
 
 class Packer:
-    """One planner for a fixed set of services (models, SLOs) and GPUs. It can be asked repeatedly, for different rates.
+    """One planner for a fixed set of services (models, SLOs) and GPUs. It makes plans for different rates.
 
     Creating it computes the tables, which is the slow part; `plan` then decides. A plan that claims to be feasible has
     passed `check.problems` under the interference in the profile, whether the planner considers interference or not.
     """
 
     def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service], *, time_limit_s: float = 5.0) -> None:
-        """Create the tables. `time_limit_s`: time limit of the exact planner for one decision of its solver."""
+        """Compute the tables. `time_limit_s`: time limit of the exact planner for one decision of its solver."""
         if not services:
             raise InputError("there are no services to plan")
         if len(gpus) == 0:
@@ -71,22 +71,22 @@ class Packer:
 
     @cached_property
     def table(self) -> CoverTable | None:
-        """The patterns and prices; None if patterns of two gpulets do not cover all plans, or there are too many
-        patterns."""
+        """Return the patterns (ways to divide a GPU) and the prices of an exact cover; None if patterns of two gpulets
+        do not cover all plans, or there are too many patterns."""
         one_instance = bool((self.tables.size["whole"] > 1 - 1e-9).all())
         enough = self.spec.cover and self.lets <= 2 and one_instance and len(self.services) <= COVERED
         return cover_table(self.tables) if enough else None
 
     @cached_property
     def shared(self) -> SharedTable | None:
-        """All patterns, including those with shared gpulets; None if gpulets are not shared, or there are too many
-        patterns."""
+        """Return all patterns (ways to divide a GPU), including those with shared gpulets; None if gpulets are not
+        shared, or there are too many patterns."""
         return shared_table(self.tables, sorted(set(self.gpus.types))) if self.spec.rules.seats > 1 else None
 
     @cached_property
     def instances(self) -> InstanceTable | None:
-        """The integer program for GPUs that are divided into MIG instances; None if no GPU is, or it would take too
-        long."""
+        """Return the integer program for GPUs that are divided into MIG instances; None if no GPU is, or it would take
+        too long."""
         cut = bool((self.tables.size["whole"] < 1 - 1e-9).any())
         searched = self.spec.climb > 0 and not self.spec.rules.whole_only and len(self.services) <= MANY
         return InstanceTable(self.tables) if cut and searched else None
@@ -104,8 +104,8 @@ class Packer:
         return plan
 
     def _crowding(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:
-        """Return a plan with few models on each gpulet, or one with many if that serves more or `start` already has
-        many."""
+        """Return a plan with few models on each gpulet, or one with many if the latter serves more, or `start` already
+        has gpulets with many."""
         few, crowded = self.spec.rules.seats, self._crowded
         if crowded is not None and start is not None and any(len(let.seats) > few for let in start.gpulets):
             kept = crowded._decide(services, start)
@@ -119,7 +119,8 @@ class Packer:
         return plan
 
     def _better(self, plan: ServingPlan, other: ServingPlan) -> ServingPlan:
-        """Return the plan that leaves out less; if it is an incomplete `other`, with the bound and notes of `plan`."""
+        """Return the plan that leaves less of the rates unserved; if this is `other` and it leaves some, with the bound
+        and notes of `plan`."""
         if self._missing(other) >= self._missing(plan):
             return plan
         if other.feasible:
@@ -133,8 +134,8 @@ class Packer:
 
     @cached_property
     def _crowded(self) -> Packer | None:
-        """The same planner with as many models on a gpulet as its rules allow; None if that changes nothing. It builds
-        plans in one pass, since a search with many models on a gpulet takes long."""
+        """Return the same planner with as many models on a gpulet as its rules allow; None if that changes nothing. It
+        builds plans in one pass, since a search with many models on a gpulet takes long."""
         rules = self.spec.rules
         if rules.seats == 1 or not rules.seats < min(rules.crowd, len(self.services)) or len(self.gpus) > CROWDED:
             return None
@@ -143,9 +144,8 @@ class Packer:
 
     @cached_property
     def _undivided(self) -> Packer | None:
-        """The same planner without divided GPUs: the search on divided GPUs prefers small gpulets, in which fewer
-        models can take turns, so it may miss plans on whole ones. None if this planner needs no such search.
-        """
+        """Return the same planner without divided GPUs: the search on divided GPUs prefers small gpulets, in which
+        fewer models can take turns, so it may miss plans on whole ones. None if this planner needs no such search."""
         rules = self.spec.rules
         if rules.whole_only or rules.seats == 1 or self.spec.exact or self.spec.climb == 0:
             return None
@@ -287,7 +287,7 @@ class Packer:
         return bool(adjust.settle_all(self.tables, out))
 
     def _best_effort(self, rates: np.ndarray, services: Sequence[Service], left: np.ndarray) -> State:
-        """Place what fits, by priority, then by least demand; `left` gets the rates that were not placed."""
+        """Place as much of the rates as fits, by priority, then by least demand; `left` gets the rates not placed."""
         A = self._states[0]
         self._rng[0] = SEED
         search.empty_all(A)
@@ -301,8 +301,8 @@ class Packer:
         return A
 
     def _kept(self, rates: np.ndarray, start: ServingPlan) -> State | None:
-        """Give the gpulets of the start plan the new rates: change seats in place, then place what is missing. None if
-        that does not serve all services."""
+        """Give the gpulets of the start plan the new rates: change the rates of the services that are on them, then
+        place the rates that remain. None if that does not serve all services."""
         A = self._states[0]
         now = {s.name: float(r) for s, r in zip(self.services, rates, strict=True)}
         rows.place_as(self.tables, self.gpus, self.services, A, start, now)
@@ -337,7 +337,7 @@ class Packer:
         )  # fmt: skip
 
     def _reason(self, factor: float, state: State, service: int) -> str:
-        """Return why a service is not in a packing that serves as much as possible."""
+        """Return why a service is not completely served in a packing that serves as much as possible."""
         if factor < 1:
             return (
                 f"the GPUs can serve at most {factor:.1%} of these rates: "
@@ -376,7 +376,7 @@ class Packer:
 
     def _judge(self, plan: ServingPlan, services: Sequence[Service], guard: float) -> ServingPlan:
         """Check the plan of a planner that ignores interference: as it is, then with new batches on the partitions that
-        it chose. `guard`: the factor on the rates for which its seats were assigned."""
+        it chose. `guard`: the factor on the rates for which the planner assigned services to gpulets."""
         wrong = problems(plan, services, self.gpus)
         if not wrong:
             return plan

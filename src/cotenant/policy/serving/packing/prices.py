@@ -1,4 +1,6 @@
-"""The table for exact covers: the patterns of a GPU (ways to divide it), and prices that prove demands infeasible."""
+"""The table for exact covers: the patterns of a GPU (ways to divide it), and prices that prove that given request rates
+cannot be served.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ class CoverTable:
 
 
 def dual_prices(caps: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return (S,) prices at which no pattern earns more than 1 and `direction` is worth most: the dual of the pattern
-    LP."""
+    """Return (S,) prices at which no pattern (way to divide a GPU) earns more than 1 and `direction` is worth most: the
+    dual of the pattern LP.
+    """
     k, services = caps.shape
     solution = solve_milp(
         direction, compressed(caps), np.full(k, -np.inf), np.ones(k),
@@ -44,7 +47,9 @@ def dual_prices(caps: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
 
 def cover_table(T: Tables) -> CoverTable:
-    """Collect the patterns of all GPU types in use, grouped by their pair of services, and a set of prices."""
+    """Collect the patterns (ways to divide a GPU) of all GPU types in use, grouped by the pair of services that they
+    serve, and a set of prices.
+    """
     services = len(T.svc)
     found = []
     for t in sorted(set(T.gpu_type.tolist())):
@@ -79,8 +84,9 @@ def cover_table(T: Tables) -> CoverTable:
 
 
 def _library(caps: np.ndarray, kind: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """Return prices for the balanced demand, for each service alone, and for random demands with a fixed seed, half of
-    them without some services."""
+    """Return price vectors for the balanced demand, for each service alone, and for random demands with a fixed seed,
+    half of them without some services.
+    """
     services = len(largest)
     rng = np.random.default_rng(0)
     demands = [largest, *(np.eye(services) * largest)]

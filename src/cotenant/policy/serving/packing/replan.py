@@ -28,7 +28,7 @@ class Move:
 
 
 def _holding(lets: Sequence[Gpulet]) -> Counter[tuple[str, tuple[str, ...]]]:
-    """Count the gpulets with each (partition, services)."""
+    """Count the gpulets (parts of GPUs) for each combination of (partition, services)."""
     return Counter((let.partition, tuple(sorted(s.service for s in let.seats))) for let in lets)
 
 
@@ -40,8 +40,9 @@ def _by_gpu(plan: ServingPlan) -> dict[int, list[Gpulet]]:
 
 
 def _alike(a: Sequence[Gpulet], b: Sequence[Gpulet]) -> float:
-    """Return how much of a GPU's old gpulets a new set keeps: 1 for each equal gpulet, less if only the partition is
-    equal."""
+    """Return how well a GPU's new gpulets keep its old ones: 1 for each equal gpulet, less if only the partition is
+    equal.
+    """
     same = (_holding(a) & _holding(b)).total()
     sizes = (Counter(x.partition for x in a) & Counter(x.partition for x in b)).total()
     shared = len({s.service for x in a for s in x.seats} & {s.service for x in b for s in x.seats})
@@ -49,7 +50,9 @@ def _alike(a: Sequence[Gpulet], b: Sequence[Gpulet]) -> float:
 
 
 def renamed(new: ServingPlan, old: ServingPlan, gpus: Gpus) -> ServingPlan:
-    """Renumber the GPUs of the new plan, within each type, so that most gpulets stay on their GPU."""
+    """Renumber the GPUs of the new plan, within each type, so that as many gpulets (parts of GPUs) as possible stay on
+    their GPU.
+    """
     before, after = _by_gpu(old), _by_gpu(new)
     name: dict[int, int] = {}
     for t in range(len(gpus.profiles)):
@@ -107,13 +110,14 @@ def _changed(a: Gpulet, b: Gpulet) -> list[Move]:
 
 
 def disruption(steps: Sequence[Move]) -> int:
-    """Return the number of steps that load a model or change a partition."""
+    """Return how many steps of a change of plans load a model or change a partition."""
     return sum(step.kind != "rebatch" for step in steps)
 
 
 def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tuple[ServingPlan, list[Move]]:
-    """Return the plan for new rates that disturbs least, tried in this order: the old gpulets with new batches; the old
-    gpulets and new ones; a new plan whose GPUs are renumbered to match the old one."""
+    """Return a plan for new rates that disturbs running models little. Plans are tried in this order: the old gpulets
+    with new batches; the old gpulets and new ones; a new plan whose GPUs are renumbered to match the old one.
+    """
     kept = packer.plan(rates_rps, start=old)
     plan = renamed(kept, old, packer.gpus)
     return plan, moves(old, plan)
@@ -121,21 +125,24 @@ def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tupl
 
 class Sizer:
     """Finds the least number of GPUs, taken from the start of a list, that suffices when the rates of the services
-    change. It keeps its tables."""
+    change. It keeps the planners' tables between calls.
+    """
 
     def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service], time_limit_s: float = 5.0) -> None:
         self.spec, self.gpus, self.services, self.time_limit_s = spec, gpus, list(services), time_limit_s
         self._packers: dict[int, Packer] = {}
 
     def packer(self, count: int) -> Packer:
-        """The planner on the first `count` GPUs."""
+        """Return the planner for the first `count` GPUs."""
         if count not in self._packers:
             first = self.gpus.first(count)
             self._packers[count] = Packer(self.spec, first, self.services, time_limit_s=self.time_limit_s)
         return self._packers[count]
 
     def fewest(self, rates_rps: Sequence[float]) -> ServingPlan:
-        """Return a plan on as few GPUs as the planner needs; if none is feasible, the best plan on all GPUs."""
+        """Return a plan for these rates on as few GPUs as the planner needs; if none is feasible, the best plan on all
+        GPUs.
+        """
         whole = self.packer(len(self.gpus))
         best = whole.plan(rates_rps)
         if not best.feasible:

@@ -19,8 +19,9 @@ def place_as(
     T: Tables, gpus: Gpus, services: Sequence[Service], A: State, start: ServingPlan, rates: Mapping[str, float], *,
     own: float | None = None,
 ) -> None:  # fmt: skip
-    """Write a plan's gpulets into a state. Seats get their part of the rates, at most as much as each can take, or
-    `own` times what the plan gave them."""
+    """Write a plan's gpulets (parts of GPUs) into a packing state. Each service on a gpulet gets its part of the rate,
+    at most as much as it can serve there, or `own` times what the plan gave it.
+    """
     index = {s.name: i for i, s in enumerate(services)}
     empty_all(A)
     capacity = start.capacities()
@@ -46,16 +47,18 @@ def place_as(
 
 
 def _together(T: Tables, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]]:
-    """Return those (service, seat) of a gpulet that may share it. If it has both classes, the latency-sensitive ones
-    stay."""
+    """Return those (service, seat) of a gpulet that may share it. If both latency-sensitive and best-effort services
+    are there, the latency-sensitive ones stay.
+    """
     groups = T.svc["group"]
     stays = max((groups[i] for i, _ in seats), default=0)
     return [(i, seat) for i, seat in seats if groups[i] == stays][: T.seats]
 
 
 def place_patterns(T: Tables, table: SharedTable, chosen: Sequence[int], rates: np.ndarray, out: State) -> bool:
-    """Write patterns that serve the rates into a state, one for each GPU. False: they exceed an SLO together, or a
-    gpulet has more models than it may."""
+    """Write chosen patterns (ways to divide a GPU), one for each GPU, that serve the rates into a packing state.
+    Returns False if they exceed an SLO together, or a gpulet has more models than it may.
+    """
     empty_all(out)
     if not chosen:
         return False
@@ -76,7 +79,7 @@ def place_patterns(T: Tables, table: SharedTable, chosen: Sequence[int], rates: 
 
 
 def gpulets(gpus: Gpus, state: State, g: int, services: Sequence[Service]) -> list[Gpulet]:
-    """Return the gpulets of GPU g, one for each process, with the places of their MIG instances."""
+    """Return the gpulets of GPU g as a plan has them, one for each process, with the places of their MIG instances."""
     profile, rows = gpus.profile_of(g), state[g]
     used = np.nonzero(rows["count"])[0].tolist()
     sizes = {j: profile.partitions[int(rows["part"][j])] for j in used}

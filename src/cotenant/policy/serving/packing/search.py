@@ -31,7 +31,7 @@ from cotenant.policy.serving.packing.kernel import (
 counted = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 # number of bisection steps in the search for the largest rate that fits; they leave an error of 1 %
 STEPS = np.int64(7)
-COARSE = np.int64(4)  # number of bisection steps when places are only compared
+COARSE = np.int64(4)  # number of bisection steps in the search for a rate when gpulets are only compared
 JUST = 1.0 - 1e-6  # the capacity of a gpulet is multiplied by this; at its exact capacity, rounding could break an SLO
 GALLOP = np.array([0.4, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87, 0.91, 0.94, 0.97, 1.0])
 ORDERS = 5
@@ -39,7 +39,7 @@ ORDERS = 5
 
 @inner
 def uniform(rng: np.ndarray) -> float:
-    """Next number in [0, 1) of an xorshift generator whose state is rng[0] (uint64)."""
+    """Return the next number in [0, 1) of an xorshift generator whose state is rng[0] (uint64)."""
     x = rng[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
@@ -70,8 +70,9 @@ def consumed(T: Tables, t: int, p: int, lets: int) -> float:
 
 @inner
 def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
-    """Whether batches of one request of all services would fit in half of the tightest SLO, which is a cheap first
-    test."""
+    """Whether batches of one request, of service s and of all services on gpulet j, would fit together in half of the
+    tightest SLO, which is a cheap first test.
+    """
     if A[g, j].count == 0 or A[g, j].count >= T.seats or T.size[T.gpu_type[g], A[g, j].part].procs > 1:
         return False
     if T.svc[A[g, j].svc[0]].group != T.svc[s].group:
@@ -88,7 +89,9 @@ def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
 
 @inner
 def raise_seats(T: Tables, A: State, B: State, s: int, r: float) -> float:
-    """Give the seats that service s already has as much of rate r as they can take. Returns what is left."""
+    """Give service s, on the gpulets where it already is, as much of rate r as they can serve. Returns what remains of
+    r.
+    """
     for g in range(A.shape[0]):
         for j in range(A.shape[1]):
             for k in range(A[g, j].count):
@@ -104,7 +107,9 @@ def raise_seats(T: Tables, A: State, B: State, s: int, r: float) -> float:
 def whole_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> bool:
-    """Place the whole rate r on the one gpulet that costs least. False, with nothing changed: no gpulet can take it."""
+    """Place the whole rate r of service s on the one gpulet that costs least. Returns False, with nothing changed, if
+    no gpulet can serve it.
+    """
     best, bg, bj, bp = INF, NOWHERE, NOWHERE, NOWHERE
     fresh = np.zeros(T.gpu.shape[0], np.bool_)
     tests = 0
@@ -149,8 +154,9 @@ def whole_fit(
 def part_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> float:
-    """Place a part of rate r where it serves most for the GPU fraction that it takes. Returns the rate placed; 0:
-    none."""
+    """Place a part of rate r of service s where it serves most for the GPU fraction that it takes. Returns the rate
+    placed; 0: none.
+    """
     best, bg, bj, bp = 0.0, NOWHERE, NOWHERE, NOWHERE
     fresh = np.zeros(T.gpu.shape[0], np.bool_)
     tests = 0
@@ -169,7 +175,7 @@ def part_fit(
             if lets > 0 and value > best and can_share(T, A, g, j, s):
                 q = min(r, spare(T, A, g, j, s))
                 if q * T.svc[s].cost < 0.05:
-                    continue  # for a rate this small, a further seat is not worth while
+                    continue  # for a rate this small, it is not worth while to put the service on another gpulet
                 tests += 1
                 copy_gpu(A, g, B, SLOT2)
                 q = most(T, A, B, g, j, A[g, j].part, s, q, COARSE)
@@ -204,7 +210,7 @@ def part_fit(
 def place(
     T: Tables, A: State, B: State, s: int, r: float, whole: float, limit: int, noise: float, rng: np.ndarray
 ) -> float:
-    """Place rate r of service s, whose full rate is `whole`. Returns what was not placed."""
+    """Place rate r of service s, whose full rate is `whole`. Returns the rate that was not placed."""
     tiny = 1e-6 * whole
     r = raise_seats(T, A, B, s, r)
     used = SLOT0
@@ -224,7 +230,7 @@ def place(
 
 @counted
 def held(A: State, services: int) -> np.ndarray:
-    """Return (S,): the requests/s that each service has in all."""
+    """Return (S,): the requests/s that each service has on all gpulets together."""
     total = np.zeros(services)
     for g in range(A.shape[0]):
         for j in range(A.shape[1]):
@@ -270,7 +276,7 @@ def fill(
 
 @inner
 def ruin(T: Tables, A: State, rng: np.ndarray, services: int) -> None:
-    """Empty one or two random GPUs, or one GPU and one service everywhere."""
+    """Remove everything from one or two random GPUs, or from one GPU, and one service from all GPUs."""
     n = A.shape[0]
     dice = uniform(rng)
     clear_gpu(A, int(uniform(rng) * n))
@@ -301,14 +307,14 @@ def drop_seat(A: State, g: int, j: int, s: int) -> None:
 
 @inner
 def copy_all(a: State, b: State) -> None:
-    """Copy every GPU of `a` to `b`."""
+    """Copy the state of every GPU of `a` to `b`."""
     for g in range(a.shape[0]):
         copy_gpu(a, g, b, g)
 
 
 @bare
 def empty_all(a: State) -> None:
-    """Empty every GPU."""
+    """Remove all gpulets of every GPU."""
     for g in range(a.shape[0]):
         clear_gpu(a, g)
 
@@ -317,7 +323,9 @@ def empty_all(a: State) -> None:
 def build(
     T: Tables, A: State, B: State, rates: np.ndarray, limit: int, variants: int, rng: np.ndarray, left: np.ndarray
 ) -> bool:
-    """Build a packing from nothing in up to `variants` orders, until all rates are placed."""
+    """Build a packing on empty GPUs, with up to `variants` different orders of the services, until all rates are
+    placed.
+    """
     for variant in range(variants):
         empty_all(A)
         order = order_of(T, rates, variant, rng)
@@ -331,8 +339,9 @@ def climb(
     T: Tables, A: State, B: State, C: State, best: State, direction: np.ndarray, need: float, bound: float,
     budget: int, limit: int, rng: np.ndarray,
 ) -> float:  # fmt: skip
-    """Raise the common factor on `direction` until it reaches `need`, or until `budget` attempts are used. Returns the
-    factor reached; its packing is in `best`. The walk itself does not depend on `need`."""
+    """Raise the common factor on `direction` until it reaches `need`, or until `budget` packings have been tried.
+    Returns the factor reached; its packing is in `best`. The walk itself does not depend on `need`.
+    """
     reached = 0.0
     left = np.zeros(direction.shape[0])
     empty_all(best)
@@ -345,7 +354,7 @@ def climb(
         if reached >= need:
             return reached
     copy_all(best, C)
-    now = INF  # GPUs that the rates of this attempt lack in the packing C
+    now = INF  # number of GPUs that would serve what packing C lacks of this step's rates
     for _ in range(budget):
         rates = direction * (reached * 1.01 if reached > 0.0 else 0.2 * bound)
         copy_all(C, A)

@@ -24,7 +24,7 @@ import numpy as np
 from cotenant.policy.serving.packing.kernel import Tables
 from cotenant.policy.solver import compressed, solve_milp
 
-VECTORS = 4000  # if a partition has more batch vectors than this, none are listed
+VECTORS = 4000  # if a partition has more batch vectors than this, no patterns are listed
 PAIRS = 4_000_000  # largest number of pairs of batch vectors, for two partitions of a GPU, that are listed
 PRICES = 16  # number of recent price vectors that a node of the search tries before it computes a new one
 TINY = 1e-9
@@ -32,8 +32,10 @@ TINY = 1e-9
 
 @dataclass(frozen=True)
 class SharedTable:
-    """The patterns. rates (C, 2, S): requests/s that each of two gpulets gives each service; caps (C, S): of both
-    gpulets together; kind (C): GPU type; parts (C, 2): their partitions, -1: none."""
+    """The patterns, ways to divide a GPU into at most two gpulets. rates (C, 2, S): requests/s that each of two gpulets
+    gives each service; caps (C, S): of both gpulets together; kind (C): GPU type; parts (C, 2): their partitions, -1:
+    none.
+    """
 
     rates: np.ndarray
     kind: np.ndarray
@@ -100,7 +102,7 @@ def _vectors(T: Tables, t: int, p: int) -> np.ndarray:
 
 
 def _ms(T: Tables, t: int, p: int) -> np.ndarray:
-    """Return (S, B+1): milliseconds of a batch alone; inf for a batch of 0."""
+    """Return (S, B+1): milliseconds of each service's batch alone on partition p; inf for a batch of 0."""
     model = T.svc["model"]
     ms: np.ndarray = (T.lat[t, model, p] + T.cell["over"][t, model]) * T.gpu["margin"][t]
     ms[:, 0] = np.inf
@@ -108,7 +110,9 @@ def _ms(T: Tables, t: int, p: int) -> np.ndarray:
 
 
 class _Vectors:
-    """The batch vectors of a partition, with their work and rates."""
+    """The batch vectors (one batch size for each service) of a partition, with the work of their cycles and their
+    rates.
+    """
 
     def __init__(self, T: Tables, t: int, p: int, batches: np.ndarray) -> None:
         self.T, self.t, self.p, self.batches = T, t, p, batches
@@ -118,7 +122,9 @@ class _Vectors:
         self.press *= T.size["share"][t, p]
 
     def work(self, pressure: np.ndarray) -> np.ndarray:
-        """Return (n, m): ms of a cycle beside neighbours of these pressures; below 0: alone."""
+        """Return (n, m): ms of a cycle of each batch vector beside neighbours that slow it down by each of these
+        pressures; below 0: alone.
+        """
         T, t, p = self.T, self.t, self.p
         out = np.zeros((len(self.batches), len(pressure)))
         for s, m in enumerate(T.svc["model"].tolist()):
@@ -131,12 +137,13 @@ class _Vectors:
         return out
 
     def rates(self, rows: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """Return (len(rows), S): requests/s of vectors whose cycles take `work` ms."""
+        """Return (len(rows), S): requests/s of each service under these batch vectors, if their cycles take `work` ms.
+        """
         return self.batches[rows] * 1000.0 / work[:, None]
 
 
 class _Rows(NamedTuple):
-    """The patterns of one pair of partitions: rates (n, 2, S)."""
+    """The patterns (ways to divide a GPU) of one pair of partitions: rates (n, 2, S)."""
 
     kind: int
     parts: tuple[int, int]
@@ -171,7 +178,7 @@ def undominated(caps: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Search:
-    """The state of one search. `late`: its time has run out."""
+    """The state of one search for patterns that serve all rates. `late`: the search has run out of time."""
 
     table: SharedTable
     ends: float

@@ -1,4 +1,4 @@
-"""The registry of serving planners."""
+"""The registry of serving planners, which divide GPUs among services."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ KEPT_APART = (
 
 @dataclass(frozen=True)
 class Spec:
-    """A planner: its rules, its number of attempts (0: it builds a plan in one pass), whether it first tries to cover
-    the rates exactly with patterns, and whether it proves that what it cannot place is infeasible."""
+    """A planner: its rules, the number of packings that its search tries (0: it builds a plan in one pass), whether it
+    first tries to cover the rates exactly with patterns, and whether it proves that what it cannot place is infeasible.
+    """
 
     name: str
     help: str

@@ -36,7 +36,7 @@ class Gpus:
         return self.profiles[self.types[gpu]]
 
     def first(self, count: int) -> Gpus:
-        """Return the first `count` GPUs."""
+        """Return a Gpus of the first `count` GPUs."""
         return Gpus(self.profiles, self.types[:count])
 
 
@@ -112,7 +112,9 @@ def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Table
 
 
 def _size_rows(rows: np.ndarray, profile: ServingProfile, rules: Rules) -> None:
-    """Fill one row for each partition of a GPU type. A GPU without MIG counts as one instance that takes all of it."""
+    """Fill one row for each partition (part of a GPU that one model may have) of a GPU type. A GPU without MIG counts
+    as one instance that takes all of it.
+    """
     kinds = {"": 0}
     wholes = {p.instance: p.fraction / p.share for p in profile.partitions if p.instance}
     geo = mig_geometry(profile)
@@ -160,14 +162,15 @@ def solo_capacity(
 
 
 def most_rows(T: Tables) -> int:
-    """Return how many rows a GPU's state needs: one for each gpulet; a partition with several processes is one
-    gpulet."""
+    """Return how many rows a GPU needs in a packing state: one for each gpulet; a partition with several processes is
+    one gpulet.
+    """
     fewest = np.where(T.size["allowed"] > 0, np.maximum(T.size["frac"], T.size["procs"] / T.gpu["lets"][:, None]), 1.0)
     return max(1, int((1.0 / fewest.clip(1e-6) + 1e-6).max()))
 
 
 def new_state(gpus: int, lets: int, seats: int) -> State:
-    """Create a state of `gpus` empty GPUs whose gpulets have up to `seats` models."""
+    """Create a packing state of `gpus` empty GPUs, each with up to `lets` gpulets of up to `seats` models."""
     state = np.zeros((gpus, lets), let_rows(seats))
     state["part"] = -1
     return state
