@@ -21,8 +21,8 @@ class ProcessKey(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a unix socket, as the kernel reports it. `pid` is 0 if the process is not visible
-    in this PID namespace.
+    """The credentials of the process at the other end of a unix socket, as the kernel reports them. `pid` is 0 if the
+    process is not visible in this PID namespace.
     """
 
     pid: int
@@ -66,13 +66,13 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether the process has ended and only waits to be reaped."""
+    """Return whether the process is a zombie: it has ended, but its parent has not read its exit status yet."""
     fields = _stat_fields(pid)
     return fields is None or fields[0] in "ZX"
 
 
 def ancestors(pid: int, most: int = 64) -> list[int]:
-    """The process and its parents, nearest first."""
+    """Return the process and its ancestors, nearest first."""
     found: list[int] = []
     while pid > 1 and len(found) < most:
         found.append(pid)

@@ -77,7 +77,9 @@ def end(found: Unseen) -> None:
 
 
 def _has_shim(proc: Path, key: ProcessKey) -> bool:
-    """Whether a process has the shim loaded; also if this process may not know that."""
+    """Return whether a process has loaded the shim. Also returns True if the agent may not read the process's memory
+    map.
+    """
     try:
         return SHIM in (proc / str(key.pid) / "maps").read_bytes()
     except PermissionError:
@@ -87,7 +89,8 @@ def _has_shim(proc: Path, key: ProcessKey) -> bool:
 
 
 class UnseenWatch:
-    """Reports a process that two checks in a row find unconnected: one that has just started may still be connecting.
+    """Reports processes that use a GPU without being connected to the agent. A process is reported only when two
+    successive scans have found it unconnected, because a process that has just started may still be connecting.
     """
 
     def __init__(
@@ -135,7 +138,8 @@ class UnseenWatch:
                 end(row)
 
     def look(self, running: Mapping[str, Iterable[int]]) -> list[Unseen]:
-        """Find unconnected processes in `running`, the pids on each GPU; returns those that were not reported before.
+        """Find the unconnected processes in `running`, the pids on each GPU. Returns those that no earlier scan has
+        reported.
         """
         seen = {session.peer.pid for tenant in self._registry.tenants.values() for session in tenant.sessions}
         mine = {os.getpid(), *seen}

@@ -27,8 +27,8 @@ LOOK_EVERY_S = 0.5
 # If a process on a GPU is no client of its MPS server in this many checks, it is reported. Before that, it may still be
 # connecting.
 LOOKS = 2
-# the same number for a process that only the shim has reported: the shim reports a context before the MPS server, which
-# may still be starting, accepts the client
+# The number of checks for a process that only its shim has reported. It is larger, because the shim reports a context
+# before the MPS server, which may still be starting, accepts the process as a client.
 LOOKS_BY_SHIM = 10
 # a deviation that the agent has corrected is reported for this much longer, so that it appears in the metrics
 NAMED_S = 30.0
@@ -50,7 +50,8 @@ class ShareProof:
         tenant's memory limit may not hold.
         """
         self._registry, self._tenant_of, self._memory = registry, tenant_of, memory
-        # number of successive checks that found this process outside its MPS server
+        # (UUID of the GPU, process) -> number of successive checks that found the process outside its tenant's MPS
+        # server
         self._outside: dict[tuple[str, ProcessKey], int] = {}
         self._put_right: dict[tuple[str, str], float] = {}
         # mechanisms whose MPS daemon has not answered yet
@@ -79,7 +80,9 @@ class ShareProof:
                     warned(tenant, f"{NOT_ENFORCED}: {text}")
 
     async def _answer(self, mechanism: Mechanism) -> tuple[Look | None, dict[str, list[int]]]:
-        """What the mechanism's servers and the devices report. Raises WorkError if they do not answer in time."""
+        """Return what the mechanism's MPS servers and the GPUs' drivers report about processes. Raises WorkError if
+        they do not answer in time.
+        """
         asking = self._asking.pop(mechanism.name, None)
         asking = asking or asyncio.ensure_future(asyncio.to_thread(self._ask, mechanism))
         if not (await asyncio.wait({asking}, timeout=PATIENCE_S))[0]:
@@ -109,7 +112,8 @@ class ShareProof:
             if pid in clients or not processes.alive(key[1]):
                 continue
             outside[key] = self._outside.get(key, 0) + 1
-            beyond = _beyond(tenant, uuid, pid)  # it proves that the process is no client that is still connecting
+            # SMs beyond the share prove that the process is no client that is still connecting
+            beyond = _beyond(tenant, uuid, pid)
             if beyond or outside[key] >= (LOOKS if pid in running.get(uuid, ()) else LOOKS_BY_SHIM):
                 found[tenant.name].append(self._escaped(uuid, pid, beyond))
         self._outside = outside
@@ -142,7 +146,8 @@ class ShareProof:
             for tenant in tenants.values()
             for session in tenant.sessions
             for slot, uuid in session.slots.items()
-            if session.page.slots[slot].contexts  # a process without a context only queries the GPU
+            # a process without a CUDA context only queries the GPU, so it is not checked
+            if session.page.slots[slot].contexts
         }
         for uuid, pids in running.items():
             for pid in pids:

@@ -23,7 +23,7 @@ def _percent(value: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """How messages name and format a field that may be a range."""
+    """How messages about a tenant's field that may be a range name the field and format its values."""
 
     word: str
     option: str
@@ -38,7 +38,7 @@ FIELDS = {
 
 
 def one_or_range(parse: Callable[[Any], N]) -> Callable[[Any], N | tuple[N, N]]:
-    """Returns a parser for one value, or for a range `LOW..HIGH`."""
+    """Return a parser for the text of one value, or of a range `LOW..HIGH` of values."""
 
     def read(given: Any) -> N | tuple[N, N]:
         if not isinstance(given, str) or SEPARATOR not in given:

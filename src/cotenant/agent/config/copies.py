@@ -41,7 +41,7 @@ def with_options(base: CopySettings, *, period: str | None, chunk: str | None) -
 
 
 def checked(field: str = "copies", **values: Any) -> CopySettings:
-    """CopySettings; InputError if a value is out of range."""
+    """Return CopySettings with these sizes. Raises InputError if a size is out of range."""
     try:
         return CopySettings(**values)
     except ValueError as error:

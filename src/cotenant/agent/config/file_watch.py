@@ -6,10 +6,9 @@ from pathlib import Path
 
 
 class FileWatch:
-    """Detects that a file was written in place, replaced by rename, or is behind a changed symbolic link.
-
-    Compares (device, inode, size, mtime) of the link's target, so it needs no notification service and works on network
-    file systems and with Kubernetes' mounted ConfigMaps.
+    """Detects that a file was written in place, that it was replaced by a rename, or that a symbolic link to it now
+    leads to another file. It compares (device, inode, size, mtime) of the link's target, so it needs no notification
+    service and works on network file systems and with Kubernetes' mounted ConfigMaps.
     """
 
     def __init__(self, path: Path) -> None:

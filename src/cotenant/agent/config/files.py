@@ -28,7 +28,9 @@ MAX_CONFIG_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Choices:
-    """Ranges from which a launcher may choose for a declared tenant, (lower, upper); None: no choice."""
+    """The ranges from which a launcher may choose values for a declared tenant, as (lower, upper); None: the launcher
+    cannot choose this value.
+    """
 
     request: tuple[float, float] | None = None
     limit: tuple[float, float] | None = None

@@ -35,7 +35,9 @@ def hashed(data: bytes) -> int:
 
 
 def most_class(rows: Iterable[KernelRow]) -> str:
-    """The class whose kernels take most of the time; used for launches of many kernels at once (CUDA graphs)."""
+    """The work class whose kernels take most of the time; it is used for launches of many kernels at once (CUDA
+    graphs).
+    """
     times = dict.fromkeys(range(1, len(CLASS_NAMES)), 0)
     for row in rows:
         times[row.work_class] += row.total_ns

@@ -43,7 +43,9 @@ class LivePage:
         self._port: LiveServer | None = None
 
     async def listen(self, address: str | None, token: str | None) -> None:
-        """Open the port if one was requested. Raises WorkError on failure."""
+        """Open the HTTP port of the live page and the metrics, if the agent's options name one. Raises WorkError on
+        failure.
+        """
         if address is None:
             return
         host, port = parse_address(address, "--http")
@@ -54,7 +56,7 @@ class LivePage:
         LOG.info(f"live page and metrics at {self._port.url}")
 
     async def close(self) -> None:
-        """Close the port."""
+        """Close the HTTP port of the live page and the metrics."""
         if self._port is not None:
             await self._port.close()
 

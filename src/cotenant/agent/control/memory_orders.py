@@ -39,7 +39,7 @@ class MemoryOrders:
         self._registry, self._broker = registry, broker
 
     def table(self) -> dict[str, Handler]:
-        """Handlers, by the orders' names."""
+        """Return the handlers of the orders about memory, by the orders' names."""
         return {
             "park": self.park,
             "resume": self.resume,
@@ -130,7 +130,9 @@ class MemoryOrders:
         return tenant
 
     def _mine(self, caller: Caller, name: Any) -> str:
-        """Check that the caller may move the tenant or process with this name; returns the name. Raises InputError."""
+        """Check that the caller of an order may move the memory of the tenant or process with this name; returns the
+        name. Raises InputError if the caller may not.
+        """
         if not isinstance(name, str) or not name:
             raise InputError("name a tenant, or a process as pid:N", field="NAME")
         tenant = self._registry.tenants.get(name)

@@ -53,7 +53,7 @@ class Operations:
         self._release = release
 
     def table(self) -> dict[str, Handler]:
-        """Handlers, by the orders' names."""
+        """Return the handlers of the orders about the agent, its tenants and co-location, by the orders' names."""
         return {
             "status": self.status,
             "register": self.register,
@@ -190,7 +190,9 @@ class Operations:
         caller.registered.append(tenant.name)
 
     async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
-        """Admit a new tenant. What its mechanism must prepare may be slow, so it runs in a thread."""
+        """Admit a new tenant. Its mechanism prepares the GPU (for example by starting an MPS daemon) in a thread,
+        because that may be slow.
+        """
         ahead = self._registry.preparing(spec)
         if ahead is not None:
             mechanism, gpus = ahead
@@ -269,7 +271,8 @@ class Operations:
         self._check_user(caller, tenant)
         grace_s = _seconds(order, "grace_s", 10.0)
         patience = time.monotonic() + STARTING_S
-        while tenant.launching and time.monotonic() < patience:  # the launcher is about to start the tenant's program
+        # wait while the launcher is about to start the tenant's program
+        while tenant.launching and time.monotonic() < patience:
             await asyncio.sleep(0.02)
         # this search also finds daemons that have not used the GPU yet and are therefore unknown to the agent
         found = await asyncio.to_thread(by_token, [tenant.token])

@@ -34,11 +34,11 @@ class OwnerOrders:
         hear: Callable[[Session, bytes], None],
         save_now: Callable[[], bool],
     ) -> None:
-        """`hear` processes again the HELLO of a process that connected before its tenant was held."""
+        """`hear` handles the HELLO of a process again that connected before the tenant of its pod or job was held."""
         self._owners, self._registry, self._lives, self._hear, self._save_now = owners, registry, lives, hear, save_now
 
     def table(self) -> dict[str, Handler]:
-        """Handlers, by the orders' names."""
+        """Return the handlers of the orders of Kubernetes' device plugin and of Slurm, by the orders' names."""
         return {
             "expect": self.expect, "hold": self.hold, "let_go": self.let_go, "held": self.held, "owned": self.owned
         }  # fmt: skip
@@ -88,7 +88,8 @@ class OwnerOrders:
         return self._row(tenant)
 
     def _unless_moved(self, tenant: Tenant, spec: TenantSpec) -> Tenant | None:
-        """The existing tenant; None if it was removed because its job restarts on other GPUs."""
+        """Return the existing tenant of a job; None if the tenant was removed because its job restarts on other GPUs.
+        """
         place = tuple(gpu.uuid for gpu in tenant.gpus)
         if not spec.gpus or set(spec.gpus) == set(place):
             return tenant

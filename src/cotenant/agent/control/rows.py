@@ -91,8 +91,9 @@ class Rows:
         return {uuid: find_mps(gpu, self.folder) for uuid, gpu in self.registry.gpus.items()}
 
     def promises(self, mps: Mapping[str, MpsHere]) -> list[dict[str, Any]]:
-        """For each GPU: `promises` says what enforces shares, memory limits and isolation under the mechanisms of its
-        tenants (without tenants, under the default mechanism); `prospects`, the strongest enforcement available there.
+        """Return for each GPU `promises`, which say what enforces shares, memory limits and isolation under the
+        mechanisms of its tenants (without tenants, under the default mechanism), and `prospects`, the strongest
+        enforcement available on that GPU.
         """
         rows = []
         slices = self.registry.mechanisms[Slices.name]

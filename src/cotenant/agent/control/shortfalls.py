@@ -82,7 +82,8 @@ class Shortfalls:
                 hours[key] = self._hours.get(key) or Hour()
                 hours[key].add(now_ns, window, tenant.spec.request)
                 before = tenant.short_since.get(gpu.uuid)
-                since = before if key not in self._measured else None  # as the previous agent measured it
+                # the previous agent measured since when the tenant is short, and saved it in the state file
+                since = before if key not in self._measured else None
                 if window is not None or key in self._measured:
                     measured.add(key)
                 if window is not None:
@@ -96,12 +97,14 @@ class Shortfalls:
             self._save()
 
     def short_s(self, tenant: Tenant, uuid: str, now_ns: int) -> float:
-        """Duration of the current shortfall in s; 0 without one."""
+        """Return for how many seconds a tenant has got less of a GPU than its request; 0 if it gets its request now."""
         since = tenant.short_since.get(uuid)
         return 0.0 if since is None else max(0.0, (now_ns - since) / 1e9)
 
     def hour(self, tenant: Tenant, uuid: str) -> list[tuple[float, float] | None]:
-        """A tenant's due and received share in each minute of the last hour; empty in the tenant's first minute."""
+        """Return the fractions of a GPU that a tenant was due and received in each minute of the last hour; empty in
+        the tenant's first minute.
+        """
         known = self._hours.get((tenant.name, uuid))
         return [] if known is None else known.minutes
 

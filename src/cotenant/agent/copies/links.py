@@ -108,7 +108,7 @@ class Copies:
         """Assign queues to tenants that need them, and set SlotFlag.COPIES in the shared pages of their processes."""
         on = self.is_on(gpu)
         for tenant in self._tenants.get(gpu, {}).values():
-            # a tenant that has a queue keeps it, even while copies are not scheduled
+            # a tenant that has a queue keeps the queue, even while copies on its GPU are not scheduled
             if on or tenant.name in self._queues.get(gpu, {}):
                 self._give_queue(gpu, tenant)
             for session, slot in tenant.slots_on(gpu):

@@ -70,13 +70,13 @@ class CopyPage:
         return wrong
 
     def configure(self, settings: CopySettings) -> None:
-        """Write the settings into the page; processes read them at every copy."""
+        """Write the settings of copy scheduling into the copy page; processes read them at every copy."""
         sizes = ("chunk_bytes", "period_bytes", "slice_bytes", "alone_bytes")
         for name in ("in_flight", *sizes, "wait_lapse_ns", "slot_lapse_ns"):
             setattr(self.layout, name, getattr(settings, name))
 
     def describe(self, queue: int, weight: float, rank: CopyRank) -> None:
-        """Set a queue's weight and rank on all links. Weight 0 means that no tenant has the queue."""
+        """Set the weight and rank of a tenant's queue on all links. Weight 0 means that no tenant has the queue."""
         for link in self.layout.links:
             link.queues[queue].rank = int(rank)
             link.queues[queue].weight_milli = round(weight * 1000)
@@ -98,7 +98,9 @@ class CopyPage:
                 link.queues[queue].seen_ns = 0
 
     def counters(self, queue: int) -> dict[str, dict[str, float]]:
-        """Counters of a queue (bytes, chunks, small copies, seconds waited) by direction."""
+        """Return the counters of a tenant's queue (bytes, chunks, small copies, seconds waited) by direction of the
+        copies.
+        """
         found: dict[str, dict[str, float]] = {}
         for number, name in enumerate(DIRECTIONS):
             rows = [self.layout.links[at].queues[queue] for at in range(number, COPY_LINKS, len(DIRECTIONS))]
@@ -111,7 +113,7 @@ class CopyPage:
         return found
 
     def close(self) -> None:
-        """Unmap and close the page; processes keep their own mappings."""
+        """Unmap and close the copy page; processes keep their own mappings of it."""
         del self.layout
         self._map.close()
         os.close(self.fd)

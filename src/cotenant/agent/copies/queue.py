@@ -49,8 +49,8 @@ class CopyQueue:
         return int(self.layout.chunk_bytes)
 
     def ask(self, direction: int, size: int, now_ns: int | None = None) -> CopyTicket | None:
-        """Request a turn to copy a chunk. None: another tenant goes first; request again within a few milliseconds, or
-        call `withdraw`.
+        """Request a turn to copy a chunk. Returns None if another tenant goes first: then request again within a few
+        milliseconds, or call `withdraw`.
         """
         ticket = CopyTicket()
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
@@ -63,7 +63,7 @@ class CopyQueue:
         return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
 
     def done(self, direction: int, ticket: CopyTicket) -> None:
-        """Return a turn, because its chunk has been copied."""
+        """Return a turn on the link to the other tenants, because its chunk has been copied."""
         self._rule.queue_done(self._page, direction, ctypes.byref(ticket))
 
     def withdraw(self, direction: int) -> None:
@@ -71,7 +71,7 @@ class CopyQueue:
         self._rule.queue_withdraw(self._page, direction, self.queue)
 
     def charge(self, direction: int, size: int) -> None:
-        """Account for a small copy, which needs no turn."""
+        """Charge a small copy, which needs no turn, to this process's queue."""
         self._rule.queue_charge(self._page, direction, self.queue, size)
 
     @contextlib.contextmanager
@@ -91,7 +91,7 @@ class CopyQueue:
             self.done(direction, ticket)
 
     def close(self) -> None:
-        """Unmap the page."""
+        """Unmap the copy page."""
         del self.layout
         self._map.close()
 

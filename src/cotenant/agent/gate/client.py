@@ -176,7 +176,7 @@ class Floor:
 
     @contextlib.contextmanager
     def held(self, work_class: int = WorkClass.UNKNOWN) -> Iterator[None]:
-        """Context manager: sets the LS-activity flag, and clears it at the end."""
+        """Context manager for one piece of LS work: sets the LS-activity flag, and clears it at the end."""
         self.raise_(work_class)
         try:
             yield

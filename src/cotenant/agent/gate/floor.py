@@ -46,7 +46,9 @@ WORK_CLASSES = {
 
 @dataclass(eq=False)
 class Member:
-    """A process that has joined the LS gate of a GPU. `holder`: index of its flag, if it is latency-sensitive."""
+    """A process that has joined the LS gate of a GPU. `holder`: index of the process's LS-activity flag on the gate
+    page, if the process is latency-sensitive.
+    """
 
     socket: socket.socket
     peer: Peer
@@ -89,7 +91,7 @@ class Floors:
         self.configure(settings)
 
     def configure(self, settings: ColocationSettings) -> None:
-        """Put other settings into effect permanently, and discard all temporary settings."""
+        """Put other co-location settings into effect permanently, and discard all temporary settings."""
         self._own = settings
         self._loans.clear()
         self._put(settings)
@@ -105,8 +107,8 @@ class Floors:
             self._look_at_clocks()
 
     def lend(self, settings: ColocationSettings) -> Callable[[], None]:
-        """Put temporary settings into effect. Returns a function that discards them: then the latest of the remaining
-        temporary settings take effect, or the permanent ones if none remain.
+        """Put temporary co-location settings into effect. Returns a function that discards them: then the latest of the
+        remaining temporary settings take effect, or the permanent ones if none remain.
         """
         self._loans.append(settings)
         self._put(settings)
@@ -154,7 +156,9 @@ class Floors:
                 self.look_at_clock(gpu, page)
 
     def look_at_clock(self, gpu: str, page: FloorPage) -> None:
-        """Set the duty cycle of best-effort work from the GPU's current clock."""
+        """Set the fraction of the time for which best-effort work may run on a GPU (its duty cycle) from the GPU's
+        current clock.
+        """
         if gpu not in self._clocks:
             self._clocks[gpu] = self._clock_of(gpu)
             if self._clocks[gpu] is None:
@@ -272,7 +276,7 @@ class Floors:
         layout.present_words = sum(m.words for m in sensitive)
 
     def _drop(self, member: Member) -> None:
-        """Remove a process that has disconnected, and clear its LS-activity flag."""
+        """Remove a process that has disconnected from the LS gate, and clear its LS-activity flag."""
         if member not in self._members:
             return
         self._members.discard(member)
@@ -287,7 +291,7 @@ class Floors:
         self._count(member.gpu)
 
     def status(self) -> dict[str, Any]:
-        """Settings in effect, and the processes at each LS gate."""
+        """Return the co-location settings in effect, and the processes at each LS gate."""
         return {
             **asdict(self.settings),
             "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
@@ -307,7 +311,7 @@ class Floors:
         }
 
     def close(self) -> None:
-        """Close the socket and all connections; processes keep their mappings and limits."""
+        """Close the socket of the LS gates and all connections; processes keep their mapped pages and their limits."""
         self._grace = True
         if self._mending is not None:
             self._mending.cancel()

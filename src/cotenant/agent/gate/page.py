@@ -42,7 +42,7 @@ def pack_join(uuid: bytes, role: int, *, words: bool = False) -> bytes:
 
 
 def _is(data: bytes, kind: MessageType) -> bool:
-    """Whether the bytes are a message of this kind."""
+    """Return whether the bytes are a message that asks to join an LS gate (FLOOR_JOIN)."""
     if len(data) != MESSAGE_BYTES:
         return False
     magic, version, found, *_ = wire.HEADER.unpack_from(data)
@@ -162,6 +162,6 @@ class FloorPage:
         return not right
 
     def close(self) -> None:
-        """Close the descriptors; processes keep their mappings."""
+        """Close the descriptors of the gate page and the wait-flag page; processes keep their mappings."""
         for fd in (self.fd, self.read_fd, self.words_fd):
             os.close(fd)

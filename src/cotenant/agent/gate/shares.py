@@ -17,7 +17,9 @@ from cotenant.policy.colocation import APART, LOOK_NS, QUIET_NS, ColocationSetti
 
 
 def slot_of(tenant: Tenant, pid: int, gpu: str) -> SlotLayout | None:
-    """The part of a process's shared page for a GPU; None if the process has ended or cannot be identified."""
+    """Return the slot of a GPU in the page that a process shares with the agent; None if the process has ended or
+    cannot be identified.
+    """
     found = [s for s in tenant.sessions if s.peer.pid == pid and not s.closed]
     if pid == 0 or len(found) != 1:
         return None
@@ -37,11 +39,12 @@ class Shares:
         self._timer: asyncio.TimerHandle | None = None
 
     def configure(self, settings: ColocationSettings) -> None:
-        """Apply new settings from the next update on."""
+        """Apply new co-location settings when the in-flight budget is split next."""
         self._settings = settings
 
     def join(self, member: Hashable, find: Callable[[], SlotLayout | None]) -> None:
-        """Add a process. If it is alone it gets the whole budget, otherwise one launch at a time until the next update.
+        """Add a best-effort process. If it is the only one on the GPU, it gets the whole in-flight budget; otherwise it
+        may have one launch in flight until the budget is split next.
         """
         self.parts[member] = APART if self.parts else 1
         self._finds[member] = find
@@ -49,12 +52,14 @@ class Shares:
         self.watch()
 
     def leave(self, member: Hashable) -> None:
-        """Remove a process."""
+        """Remove a best-effort process of this GPU."""
         self.parts.pop(member, None)
         self._finds.pop(member, None)
 
     def look(self) -> None:
-        """Split the budget again. A process whose slot is not found counts as active."""
+        """Split the GPU's in-flight budget again among its best-effort processes. A process whose slot is not found
+        counts as active.
+        """
         now_ns = self._clock_ns()
         slots = {member: find() for member, find in self._finds.items()}
         if None in slots.values():
@@ -71,7 +76,7 @@ class Shares:
                 slot.floor_parts = self.parts[member]
 
     def watch(self) -> None:
-        """Update the parts periodically while several processes share the budget."""
+        """Update the parts of the in-flight budget periodically while several processes share it."""
         if self._timer is not None:
             return
         period_ns = max(LOOK_NS, self._settings.in_flight_us * STRETCH_PERMILLE)
@@ -85,7 +90,7 @@ class Shares:
         self._timer = asyncio.get_running_loop().call_later(period_ns / 1e9, due)
 
     def close(self) -> None:
-        """Stop updating; processes keep their part of the budget."""
+        """Stop updating; processes keep their part of the in-flight budget."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -11,7 +11,7 @@ from cotenant.core.lines import LineClient
 
 
 class ControlClient(LineClient):
-    """One connection to an agent. Creating it raises WorkError if no agent answers."""
+    """One connection to an agent's control socket. Creating it raises WorkError if no agent answers."""
 
     def __init__(self, folder: Path, timeout_s: float = 60.0) -> None:
         self.path = folder / CONTROL_SOCKET

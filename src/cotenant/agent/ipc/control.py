@@ -28,7 +28,7 @@ def most_callers() -> int:
 
 
 class Caller:
-    """The client of a connection, and what must be undone when the connection closes."""
+    """The client of one connection to the control socket, and what must be undone when the connection closes."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -38,7 +38,7 @@ class Caller:
 
     @property
     def trusted(self) -> bool:
-        """Root and the agent's own user may do everything."""
+        """Return whether the client may send every order: root and the agent's own user may."""
         return self.peer.uid in (0, os.geteuid())
 
 
@@ -53,7 +53,7 @@ class ControlServer:
         self._callers: Counter[int] = Counter()  # uid -> number of the user's connections
 
     async def listen(self, mode: int) -> None:
-        """Open the socket."""
+        """Open the control socket."""
         await self._server.listen(self.path, mode)
 
     async def _admit(self, connection: socket.socket, lines: Lines) -> Caller:

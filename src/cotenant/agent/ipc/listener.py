@@ -20,7 +20,7 @@ FULL_S = 0.5
 
 
 class Listener:
-    """Passes every connection, in non-blocking mode, to `take`."""
+    """Accepts connections to one of the agent's sockets, and passes each in non-blocking mode to `take`."""
 
     def __init__(self, path: Path, mode: int, take: Callable[[socket.socket], None]) -> None:
         """Listen at `path`; a socket file that a dead agent left there is replaced. Raises WorkError."""
@@ -46,8 +46,8 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    # without descriptors the agent can only serve the existing connections; it accepts new ones when
-                    # some may have closed
+                    # an agent without free descriptors can only serve the existing connections; it accepts new ones
+                    # later, when some may have closed
                     LOG.warning(
                         "the agent has no file descriptors left, so new connections wait; raise its limit (ulimit "
                         "-n)"

@@ -32,7 +32,7 @@ class BadMessageError(Exception):
 
 
 class Head(NamedTuple):
-    """The header of a message."""
+    """The header of a message between shim and agent."""
 
     magic: int
     version: int
@@ -61,7 +61,7 @@ def parse_head(data: bytes) -> Head:
 
 
 def body(name: str, data: bytes) -> tuple[Any, ...]:
-    """Values of a message's body in the order of LAYOUTS, without padding."""
+    """Return the values of a message's body, in the order in which the message's layout in LAYOUTS lists its fields."""
     return STRUCTS[name].unpack_from(data, HEADER.size)
 
 

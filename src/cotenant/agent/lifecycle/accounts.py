@@ -17,7 +17,7 @@ from cotenant.agent.turns.broker import Broker
 from cotenant.core.units import format_bytes
 from cotenant.devices.base import uuid_bytes
 
-NO_TURN = 1 << 63  # a number that no turn has
+NO_TURN = 1 << 63  # a number that no turn on a GPU ever has
 
 
 class Accounts:

@@ -42,7 +42,9 @@ class Lives:
         self._root_fds: dict[str, int] = {}
 
     def add(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
-        """Admit a tenant and put its share and limits into effect. Raises InputError."""
+        """Admit a tenant to its GPUs, and put its share and limits into effect. Raises InputError if the GPUs have no
+        room for it.
+        """
         tenant = self._registry.admit(spec, uid, token=token, declared=declared)
         try:
             self._accounts.limits.check(tenant)
@@ -112,7 +114,9 @@ class Lives:
         self._orphans.watch(tenant, known=known)
 
     def idle(self, tenant: Tenant) -> bool:
-        """Whether the tenant has no running, starting, left-behind or parked process."""
+        """Return whether a tenant is idle: it has no process that runs or is starting, none left behind by its program,
+        and none that is parked.
+        """
         root_lives = tenant.root is not None and tenant.name in self._root_fds
         busy = root_lives or tenant.sessions or tenant.left_behind or tenant.launching
         return not busy and not self._parked.lives(tenant.name)
@@ -154,14 +158,15 @@ class Lives:
             self.change(tenant, dataclasses.replace(tenant.spec, request=0.0))
 
     def close(self) -> None:
-        """Stop watching the tenants' programs."""
+        """Stop watching tenants whose programs have ended."""
         self._orphans.close()
         for fd in self._root_fds.values():
             os.close(fd)
 
 
 def _memory_terms(spec: TenantSpec) -> tuple[object, ...]:
-    """What decides whether a demanded enforcement of the memory limit is possible."""
+    """Return the settings of a tenant that decide whether its memory limit can be enforced as strongly as it demands.
+    """
     return spec.enforce_memory, spec.oversubscribe, spec.memory_bytes is None
 
 

@@ -28,7 +28,7 @@ SAVE_WITHIN_S = 0.05
 
 
 class SavedTenant:
-    """One tenant of the state file."""
+    """A tenant as it is saved in the agent's state file."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.spec: TenantSpec = spec_from_dict(data["spec"])

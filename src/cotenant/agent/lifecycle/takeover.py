@@ -33,7 +33,7 @@ def take_over(
     """Admit the previous agent's tenants that still run, are declared in the configuration, or are held for a pod or
     job. They keep their tokens and GPUs.
     """
-    # read before the first tenant is taken over, because the state file is then written again
+    # the counters are read before the first tenant is taken over, because the state file is then written again
     parked, closing = state.load_parked(file), state.load_closing(file)
     all_saved = state.load(file)
     for saved in all_saved:
@@ -45,7 +45,7 @@ def take_over(
             LOG.warning(f"tenant {saved.spec.name} of the previous agent is not taken over: {error}")
             continue
         tenant.timeout_s = saved.timeout_s
-        if saved.alive:  # else its shortfall has ended, too
+        if saved.alive:  # a tenant whose processes have all ended wants no GPU time any more, so it is not short of it
             tenant.short_since = saved.short_since
         if saved.moves != MoveCount():
             residents.counts[tenant.name] = saved.moves

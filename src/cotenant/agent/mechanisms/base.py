@@ -108,28 +108,32 @@ class Mechanism:
     capabilities: ClassVar[Capabilities]
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
-        """`folder`: folder for runtime files. `gpus`: all GPUs that tenants may get; empty if unknown."""
+        """`folder`: folder for the mechanism's runtime files. `gpus`: all GPUs that tenants may get; empty if they are
+        not known.
+        """
         self.folder, self.gpus = folder, gpus
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Do the slow part of `grant` in advance. Called in a thread of its own."""
+        """Do the slow part of granting a share in advance, such as starting a daemon. Called in a thread of its own."""
 
     def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         """Undo `prepare` for a share that is not granted after all."""
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """Prepare the GPUs for a tenant, or for its changed share."""
+        """Grant a share: prepare the GPUs for a tenant, or for its changed share."""
         return Enforcement(slot_flags=0 if self.capabilities.gated else SlotFlag.UNGATED)
 
     def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:
-        """Apply a changed share. Returns in words when it takes effect."""
+        """Apply a tenant's changed share. Returns in words when the change takes effect."""
         return "at once"
 
     def revoke(self, name: str, gpus: tuple[Gpu, ...]) -> None:
-        """Free what was granted to a tenant that is removed."""
+        """Free what the mechanism had prepared on the GPUs for a tenant that is removed."""
 
     def taken_over(self) -> None:
-        """Remove what the previous agent left on the machine. Called after its tenants got their shares again."""
+        """Remove what the previous agent's mechanism left on the machine, such as MPS daemons. Called after the tenants
+        of that agent got their shares again.
+        """
 
     def look(self) -> Look | None:
         """List the clients of this mechanism's MPS servers, and correct limits that others changed. None if it has no

@@ -23,7 +23,7 @@ class Abilities:
     """
 
     protocol: int
-    multiuser: bool = False  # the daemon can serve clients of several users
+    multiuser: bool = False  # the MPS daemon can serve clients of several users
     shareable: bool = False  # SM partitions can lend and borrow
     weights: bool = False  # time slices of the MPS servers can have weights
 
@@ -70,11 +70,14 @@ class Control:
     protocol: int
 
     def folders(self) -> dict[str, str]:
-        """Environment variables that daemon, control command and clients must have in common."""
+        """Environment variables that must have the same values for the MPS daemon, its control command and its clients.
+        """
         return {PIPE_FOLDER: str(self.pipe), LOG_FOLDER: str(self.log)}
 
     def start(self, *options: str, visible: str | None = None) -> None:
-        """Start the daemon and return when it runs. Raises WorkError if it fails. `visible`: the GPUs it may use."""
+        """Start the MPS daemon and return when it runs. Raises WorkError if it fails. `visible`: the GPUs that the
+        daemon may use.
+        """
         for path in (self.pipe, self.log):
             # with protocol 2 a daemon serves only one user, and this mode keeps other users from its socket
             path.mkdir(parents=True, exist_ok=True, mode=0o700 if self.protocol == 2 else 0o755)
@@ -85,7 +88,9 @@ class Control:
             raise WorkError(f"mps: the control daemon did not start: {said[-1] if said else code}")
 
     def order(self, *words: str) -> str:
-        """Send a command to the daemon and return its answer. Raises WorkError if it refuses or does not run."""
+        """Send a command to the MPS daemon and return its answer. Raises WorkError if the daemon refuses it or does not
+        run.
+        """
         if self.protocol == 2:
             code, out, error = self._run([], " ".join(words) + "\n", {})
         else:
@@ -95,11 +100,13 @@ class Control:
         return out
 
     def rows(self, *words: str) -> list[list[str]]:
-        """Send a command that lists something (protocol 3); returns the rows of the table without its header."""
+        """Send the MPS daemon a command that lists something (protocol 3); returns the rows of the table without its
+        header.
+        """
         return [row for row in csv.reader(self.order(*words, "--format=csv,noheader").splitlines()) if row]
 
     def answers(self) -> bool:
-        """Whether the daemon runs and understands this protocol."""
+        """Return whether the MPS daemon runs and understands this protocol."""
         try:
             self.order(*(["get_server_list"] if self.protocol == 2 else ["server", "list", "--format=csv,noheader"]))
         except WorkError:

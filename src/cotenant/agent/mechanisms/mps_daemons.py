@@ -32,7 +32,7 @@ class MpsDaemons:
         self._starting = threading.Lock()
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Start the GPU's daemon, which takes from 10 ms to many seconds."""
+        """Start the MPS daemon of a GPU, which takes from 10 ms to many seconds."""
         if len(gpus) == 1:
             self._daemon_of(gpus[0].uuid)
 
@@ -82,11 +82,13 @@ class MpsDaemons:
         return any(name in daemon.tenants for daemon in self._daemons.values())
 
     def left_behind(self, gpus: tuple[Gpu, ...]) -> bool:
-        """Whether one of these GPUs has a daemon, started by this agent or by an earlier one that was killed."""
+        """Return whether one of these GPUs has an MPS daemon, started by this agent or by an earlier one that was
+        killed.
+        """
         return any(gpu.uuid in self._daemons or self._answers(gpu.uuid) for gpu in gpus)
 
     def sweep(self, gpus: tuple[Gpu, ...]) -> None:
-        """Quit daemons that an earlier agent left and no tenant uses."""
+        """Quit the MPS daemons that an earlier agent left and no tenant uses."""
         for gpu in gpus:
             if gpu.uuid not in self._daemons and self.left_behind((gpu,)):
                 self._daemons[gpu.uuid] = _Daemon(self._control(gpu.uuid))
@@ -103,14 +105,14 @@ class MpsDaemons:
         return Look(tuple(clients), places) if places else None
 
     def close(self) -> None:
-        """Quit every daemon and wait until it has ended."""
+        """Quit every MPS daemon of this backend and wait until it has ended."""
         for uuid in list(self._daemons):
             self._quit(uuid)
         for uuid in list(self._ending):
             self.await_end(uuid)
 
     def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that currently have a daemon."""
+        """Return the UUIDs of the GPUs that currently have an MPS daemon."""
         return tuple(self._daemons)
 
     def server(self, uuid: str) -> int | None:
@@ -152,7 +154,7 @@ class MpsDaemons:
         return daemon
 
     def _quit(self, uuid: str) -> None:
-        """End a daemon in a thread, since a server that does not end takes seconds."""
+        """End an MPS daemon in a thread, because an MPS server that does not end takes seconds."""
         thread = threading.Thread(target=self._end, args=(self._daemons.pop(uuid),), name="mps-quit", daemon=True)
         self._ending[uuid] = thread
         thread.start()
@@ -163,10 +165,10 @@ class MpsDaemons:
                 daemon.control.order(order)
                 return
             except WorkError:
-                continue  # the daemon is tried a second time; if that fails, too, it has already ended
+                continue  # the daemon is told to quit a second time; if that fails, too, the daemon has already ended
 
     def await_end(self, uuid: str) -> None:
-        """If a GPU's daemon was told to quit, wait until it has ended."""
+        """If the MPS daemon of a GPU was told to quit, wait until it has ended."""
         ending = self._ending.pop(uuid, None)
         if ending is not None:
             ending.join()

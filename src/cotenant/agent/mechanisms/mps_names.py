@@ -13,7 +13,8 @@ DEFAULT = "default"
 # the daemon uses these names itself: for its namespaces and the sockets beside their folders, and for the servers of
 # users whose programs name no namespace
 RESERVED, UID_SERVER = (DEFAULT, SERVER, "control"), "uid_"
-# tenants' names that can be names of namespaces: they are part of a socket's path, which is limited to 107 bytes
+# tenants' names that can be names of namespaces as they are; a namespace's name is part of a socket's path, which is
+# limited to 107 bytes
 SHORT = re.compile(r"[a-z0-9_]{1,16}")
 
 

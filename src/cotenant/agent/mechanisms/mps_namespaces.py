@@ -124,7 +124,7 @@ class MpsNamespaces:
         return f"{at_once}, the SM percentage for processes started from now on"
 
     def revoke(self, name: str) -> None:
-        """Delete a removed tenant's namespace and SM partition. After the last tenant the daemon quits."""
+        """Delete a removed tenant's namespace and SM partition. After the last tenant the MPS daemon quits."""
         self._prepared.pop(name, None)
         gone = self._granted.pop(name, None)
         if gone is not None:
@@ -144,7 +144,7 @@ class MpsNamespaces:
         return self._in_order(self._look) if self._granted else None
 
     def close(self) -> None:
-        """Quit the daemon and wait until it has ended."""
+        """Quit the MPS daemon and wait until it has ended."""
         if self._granted:
             self._granted.clear()
             self._orders.submit(self._quit)
@@ -200,7 +200,8 @@ class MpsNamespaces:
             self._share_time()
 
     def _serve(self, name: str, uuids: tuple[str, ...]) -> None:
-        """Start the daemon and the server `name` if they do not run. `uuids`: the server's GPUs; empty: all GPUs."""
+        """Start the MPS daemon and its server `name` if they do not run. `uuids`: the server's GPUs; empty: all GPUs.
+        """
         if not self._control.answers():
             multiuser = ["--multiuser"] if self._can.multiuser and os.geteuid() == 0 else []
             self._control.start("-p", "3", *multiuser)
@@ -221,7 +222,7 @@ class MpsNamespaces:
             self._control.order("server", "set", name, *DEFAULT_LIMITS)
 
     def _put_right(self, made: _Granted) -> str:
-        """Create a namespace or correct its limits. Returns in words what was wrong; empty if nothing was."""
+        """Create a namespace or correct its limits. Returns in words which limits were wrong; empty if none was."""
         server, space = made.place
         before = self._limits(made.place)
         if before and not made.differs(*before):
@@ -235,7 +236,7 @@ class MpsNamespaces:
         return f"had {before[1]} % of the SMs and {before[0]} of memory" if before else "was gone"
 
     def _limits(self, place: Place) -> list[str]:
-        """Memory, percentage and priority of a namespace; empty if it does not exist."""
+        """Return the memory limit, SM percentage and priority of a namespace; empty if the namespace does not exist."""
         rows = self._control.rows("namespace", "list", f"--server={place.server}")
         return next((row[3:6] for row in rows if row[0] == place.namespace), [])
 
@@ -302,7 +303,7 @@ class MpsNamespaces:
         return [_Row(row[2], int(row[3]), int(row[4]), row[7]) for row in rows]
 
     def _share_time(self) -> None:
-        """Set each server's part of the time slices. The server of all tenants without a weight has weight 1."""
+        """Set each MPS server's part of a GPU's time slices. The server of tenants without a weight has weight 1."""
         weighted = {one.place.server: one.weight for one in self._granted.values() if one.weight > 0}
         if any(one.place.server == SERVER for one in self._granted.values()):
             weighted[SERVER] = 1.0
@@ -367,7 +368,7 @@ class MpsNamespaces:
         self._delete_left(set())
 
     def _delete_left(self, used: set[str]) -> None:
-        """Delete partitions of ended tenants on GPUs that are not in use; on others the daemon refuses it."""
+        """Delete the SM partitions of ended tenants on unused GPUs; on used GPUs the daemon refuses to delete them."""
         for server, device, name in [one for one in self._left if one[1] not in used]:
             with contextlib.suppress(WorkError):
                 self._control.order("sm-partition", "delete", name, f"--server={server}", f"--device={device}")

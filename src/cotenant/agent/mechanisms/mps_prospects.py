@@ -17,7 +17,7 @@ EXCLUSIVE, PROHIBITED = "exclusive process", "prohibited"
 
 @dataclass(frozen=True)
 class MpsHere:
-    """What was found about MPS on this machine; nothing was started for that."""
+    """What MPS could enforce on this machine, as found out without starting any process of MPS."""
 
     can: Abilities
     compute_mode: str = ""  # compute mode of the GPU, such as EXCLUSIVE_PROCESS; empty if it is unknown
@@ -26,8 +26,8 @@ class MpsHere:
 
 
 def find_mps(gpu: Gpu, folder: Path, command: str | None = None) -> MpsHere:
-    """Find out about MPS on this machine. `folder`: the agent's folder; `command`: path to use instead of that of
-    nvidia-cuda-mps-control.
+    """Find out what MPS could enforce on this machine. `folder`: the agent's folder; `command`: path to use instead of
+    that of nvidia-cuda-mps-control.
     """
     device = device_of(gpu)
     command = command or device.mps_control()
@@ -102,7 +102,8 @@ def _obstacles(found: MpsHere) -> tuple[str, ...]:
 
 def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]:
     """MPS control daemons whose pipes are outside the agent's folder."""
-    found: dict[str, str] = {}  # by the pipe folder, since a daemon may consist of several processes
+    # daemons are told apart by their pipe folder, since one daemon may consist of several processes
+    found: dict[str, str] = {}
     for entry in sorted(filter(str.isdigit, os.listdir(proc)), key=int):
         try:
             words = (proc / entry / "cmdline").read_bytes().decode(errors="replace").split("\0")

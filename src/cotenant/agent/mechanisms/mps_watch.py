@@ -32,7 +32,7 @@ class MpsWatch:
         self._servers: dict[str, tuple[int, int]] = {}  # GPU's UUID -> (pid, pidfd) of its MPS server
 
     async def run(self) -> None:
-        """Check as long as the agent runs."""
+        """Check the MPS servers as long as the agent runs."""
         try:
             while True:
                 await asyncio.sleep(self.PERIOD_S)
@@ -43,7 +43,7 @@ class MpsWatch:
             self._servers.clear()
 
     async def look(self) -> None:
-        """Check all servers once."""
+        """Check once whether an MPS server has died."""
         for uuid in self._mps.watched():
             if uuid not in self._servers:
                 pid = await asyncio.to_thread(self._mps.server, uuid)

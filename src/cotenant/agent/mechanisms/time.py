@@ -8,7 +8,7 @@ from cotenant.core.strength import Strength
 
 
 class Time(Mechanism):
-    """Turns: only one tenant at a time launches work on the GPU."""
+    """Enforces shares by turns: only one tenant at a time launches work on the GPU."""
 
     name = "time"
     uses = frozenset({Use.TENANT, Use.SERVICE, Use.JOB})

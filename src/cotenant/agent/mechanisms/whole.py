@@ -9,7 +9,7 @@ from cotenant.devices.base import Gpu
 
 
 class Whole(Mechanism):
-    """One tenant per GPU."""
+    """Gives each tenant a whole GPU, which no other tenant may use."""
 
     name = "whole"
     uses = frozenset({Use.TENANT})

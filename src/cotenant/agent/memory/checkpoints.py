@@ -37,10 +37,10 @@ class StateFile(Protocol):
     """The state file, from which a restarted agent learns what is parked."""
 
     def save(self) -> None:
-        """Write the state file soon."""
+        """Write the state file soon, so that it lists what is parked."""
 
     def save_now(self) -> bool:
-        """Write the state file now; returns whether that succeeded."""
+        """Write the state file now; returns whether it could be written."""
 
 
 class Checkpoints:
@@ -110,8 +110,8 @@ class Checkpoints:
         return parked
 
     async def restore(self, parked: Parked, target: str | None) -> None:
-        """Restore a parked tenant or process, on the GPU `target` if given. If that fails it stays parked and WorkError
-        is raised.
+        """Restore a parked tenant or process, on the GPU `target` if given. If the restore fails, the tenant or process
+        stays parked and WorkError is raised.
         """
         await self._whole.restore(parked, target)
 
@@ -200,7 +200,7 @@ class Checkpoints:
             await asyncio.sleep(WISH_S)
 
     def close(self) -> None:
-        """End the helper process. Parked tenants stay parked; the state file lists them."""
+        """End the helper process that calls the driver. Parked tenants stay parked; the state file lists them."""
         for task in (*self._settling.values(), *self._wishes):
             task.cancel()
         self._whole.close()

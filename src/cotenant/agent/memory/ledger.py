@@ -17,7 +17,7 @@ MAX_RESERVATIONS = 4096  # largest number of outstanding reservations of one pro
 
 @dataclass
 class _Holding:
-    """Memory that a process holds, and reservations that it has not committed."""
+    """GPU memory that a process holds, and reservations for memory that it has not allocated yet."""
 
     tenant: str
     held: dict[tuple[str, int], int] = field(default_factory=dict)  # (gpu, family) -> bytes
@@ -37,11 +37,13 @@ class Ledger:
         self._next = 0
 
     def gpu(self, gpu: str, total_bytes: int) -> None:
-        """Set the size of a GPU's memory, which no limit exceeds."""
+        """Set the size of a GPU's memory; no tenant's limit on that GPU exceeds it."""
         self._totals[gpu] = total_bytes
 
     def cap(self, tenant: str, gpu: str, cap_bytes: int | None) -> None:
-        """Set or remove a tenant's limit. If the tenant holds more, it keeps that and only new memory is refused."""
+        """Set or remove a tenant's memory limit on a GPU. A tenant that holds more than its new limit keeps that
+        memory, but is refused more.
+        """
         if cap_bytes is None:
             self._caps.pop((tenant, gpu), None)
         else:
@@ -103,7 +105,7 @@ class Ledger:
         return holding.held.get((gpu, family), 0) if holding else 0
 
     def asked(self, tenant: str, gpu: str, family: int) -> int:
-        """Bytes of a family that a tenant's processes have reserved and not committed."""
+        """Bytes of a memory family that a tenant's processes have reserved and not committed."""
         asked = [p for h in self._processes.values() if h.tenant == tenant for p in h.pending.values()]
         return sum(size for g, f, size in asked if (g, f) == (gpu, family))
 
@@ -129,7 +131,8 @@ class Ledger:
         return self._next
 
     def commit(self, process: int, reservation: int, size: int) -> bool:
-        """Replace a reservation by the bytes actually allocated. Returns False if there is no such reservation."""
+        """Replace a reservation by the bytes actually allocated. Returns False if the process has no such reservation.
+        """
         holding = self._processes[process]
         pending = holding.pending.pop(reservation, None)
         if pending is None:

@@ -32,7 +32,7 @@ class MemoryPages:
                 session.page.slots[slot].memory_kept_bytes = kept
 
     def refused(self, tenant: Tenant, gpu: str, size: int) -> None:
-        """Warn about a memory request beyond the limit."""
+        """Warn a tenant that its request for memory was refused because it exceeds the tenant's limit."""
         ledger, name = self._ledger, tenant.name
         limit, used = ledger.limit(name, gpu), ledger.used(name, gpu)
         if used + size > limit:
@@ -45,7 +45,7 @@ class MemoryPages:
         tenant.warn(f"out of memory: {size / 2**20:.0f} MiB requested with {why}")
 
     def over(self, tenant: Tenant, gpu: str) -> None:
-        """Warn about memory beyond the limit that could only be counted after it was allocated."""
+        """Warn a tenant that it exceeds its limit by memory that could be counted only after it was allocated."""
         limit, used = self._ledger.limit(tenant.name, gpu), self._ledger.used(tenant.name, gpu)
         tenant.warn(
             f"the tenant is over its memory limit: {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use (a graph's "

@@ -45,7 +45,7 @@ class Parked:
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Parked:
-        """Convert a row that `as_dict` wrote."""
+        """Convert a row that `as_dict` wrote into an entry of the table."""
         keys = tuple(ProcessKey(int(pid), int(ticks)) for pid, ticks in row["processes"])
         since, by_order = float(row["since"]), bool(row.get("by_order"))
         return cls(
@@ -76,7 +76,7 @@ class ParkedTable:
         return parked is not None and any(processes.alive(key) for key in parked.keys)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """All rows in JSON types for the state file, also of programs that are being parked."""
+        """All rows of the table in JSON types for the state file, also those of programs that are being parked."""
         return [parked.as_dict() for parked in (self.under_way | self.rows).values()]
 
 

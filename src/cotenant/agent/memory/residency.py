@@ -80,9 +80,10 @@ class Residency:
                 turn = broker.turns.gpus[gpu].turn
                 if turn is None or (turn.account.name, turn.epoch) != (tenant.name, epoch):
                     return  # the turn was revoked while this switch waited
-                residents.last_move_ns[gpu] = 0  # the time of earlier switches must not be charged to this turn
+                # the time of the GPU's earlier switches must not be charged to this turn
+                residents.last_move_ns[gpu] = 0
                 fault = await self._switch(tenant, gpu)
-        except Exception as error:  # if the agent fails here, the GPU must not stay blocked
+        except Exception as error:  # if the agent fails here, the GPU must not wait for the end of this switch for ever
             fault = f"the agent failed: {error!r}"
         if fault is None:
             residents.retry_s.pop(tenant.name, None)
@@ -122,9 +123,8 @@ class Residency:
     # -- switching -------------------------------------------------------------------------------------------------
 
     async def make_space(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
-        """Make space on a GPU for all memory of a tenant; returns a sentence if that is impossible.
-
-        `refused_bytes`: size of an allocation that the driver has refused.
+        """Make space on a GPU for all memory of a tenant. Returns a sentence if that is impossible. `refused_bytes`:
+        size of an allocation of the tenant that the driver has refused.
         """
         async with self._locks[gpu]:
             return await self._switch(tenant, gpu, refused_bytes)
@@ -142,8 +142,8 @@ class Residency:
             # a tenant that has just allocated will allocate more, so more space is made than it needs now
             more = residency.occupants[tenant.name].movable_bytes // GROWTH if refused_bytes else 0
             plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay)
-            # the driver refused although the accounts show space, or the accounts may still count memory that is free
-            # again
+            # either the driver refused an allocation although the agent's accounts show space, or the accounts may
+            # still count memory that is free again
             doubtful = (refused_bytes and not plan.out) or (plan.short_bytes and residency.overhead_bytes)
             if attempt == 0 and doubtful:
                 await residents.learn(gpu, refused_bytes, refused=bool(refused_bytes) and not plan.out)
@@ -161,8 +161,8 @@ class Residency:
         )
 
     async def _carry_out(self, plan: Switch, tenant: Tenant, gpu: str) -> bool:
-        """Evict the plan's victims and concurrently restore the tenant. Returns False if not all was moved: then the
-        switch must be planned again.
+        """Evict the tenants that the plan names as victims, and concurrently restore the tenant. Returns False if not
+        all memory was moved: then the switch must be planned again.
         """
         residents = self._residents
         residency = residents.gpus[gpu]
@@ -173,7 +173,7 @@ class Residency:
         began = time.monotonic()
         try:
             if self._parked.checkpointed_bytes(tenant.name) is not None:
-                # the driver restores all contents at once, so the space must be free before
+                # the driver restores all contents of a checkpoint at once, so the space must be free before
                 went = await self._all_out(plan, gpu, flow)
                 came = went and await self._all_in(tenant, gpu, flow)
             else:

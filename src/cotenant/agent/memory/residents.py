@@ -37,7 +37,8 @@ class Residents:
         # again at once
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # connections (by number) whose process did not answer an order
-        self.retry_s: dict[str, float] = {}  # tenant that could not be restored -> time until the next attempt
+        # name of a tenant that could not be restored -> time until the next attempt to restore it
+        self.retry_s: dict[str, float] = {}
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
@@ -70,7 +71,9 @@ class Residents:
     # -- sizes -----------------------------------------------------------------------------------------------------
 
     def states(self, tenant: Tenant, gpu: str) -> list[tuple[Session, int, MoveState]]:
-        """Where the memory of each of a tenant's processes is, as the process last reported it."""
+        """Return where the memory of each of a tenant's processes is (on the GPU or evicted), as the process last
+        reported it.
+        """
         return [(s, slot, s.moves[slot]) for s, slot in tenant.slots_on(gpu) if slot in s.moves]
 
     def refresh(self, gpu: str) -> GpuResidency:

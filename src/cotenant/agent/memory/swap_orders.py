@@ -21,7 +21,7 @@ SLOWEST_BPS = 0.2e9  # a process that swaps more slowly than this is treated as 
 
 @dataclass
 class MoveEnd:
-    """Result of an order to swap memory. `status` None: the process has ended or does not answer."""
+    """Result of an order to a process to swap memory. `status` None: the process has ended or does not answer."""
 
     status: int | None
     moved_bytes: int = 0
@@ -52,13 +52,13 @@ class MoveCount:
     elapsed_ns: int = 0  # time that the tenant's processes took for all orders
 
     def add_out(self, end: MoveEnd) -> None:
-        """Count an eviction."""
+        """Add an eviction to the totals."""
         self.moves_out += bool(end.moved_bytes)
         self.out_bytes += end.moved_bytes
         self._add(end)
 
     def add_in(self, end: MoveEnd) -> None:
-        """Count a restore."""
+        """Add a restore to the totals."""
         self.moves_in += bool(end.moved_bytes)
         self.in_bytes += end.moved_bytes
         self._add(end)
@@ -74,7 +74,9 @@ class MoveCount:
         self.seconds += seconds
 
     def parts_s(self) -> dict[str, float]:
-        """Seconds that the processes took for orders: in all, for mapping, and waiting for copies."""
+        """Return how many seconds the tenant's processes took for orders: in all, for mapping memory, and waiting for
+        copies.
+        """
         return {
             "process_s": self.elapsed_ns / 1e9,
             "mapping_s": self.mapping_ns / 1e9,
@@ -89,7 +91,7 @@ class MoveCount:
 
 
 class SwapOrders:
-    """Sends orders to processes, and keeps those that are not done yet."""
+    """Sends orders about memory to processes, and keeps the orders that are not done yet."""
 
     def __init__(self, answer_s: Callable[[], float]) -> None:
         # a process that has sent no message for this long is treated as one that does not answer
@@ -179,7 +181,7 @@ class HandleTransfer:
         self._taker.close()
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close both ends of the socket pair."""
         self._giver.close()
         self.all_taken()
 
@@ -249,5 +251,5 @@ class Flow:
 
 
 def moved_well(end: MoveEnd) -> bool:
-    """Whether the process carried out the order."""
+    """Return whether the process carried out the order to move memory."""
     return end.status == Status.OK

@@ -28,7 +28,7 @@ SETTLE_WITHIN_S = 30.0
 
 
 def within_s(size: int) -> float:
-    """Time limit of a call that moves so many bytes."""
+    """Return the time limit of a driver call that moves so many bytes."""
     return 30 + size / SLOWEST_BPS
 
 
@@ -50,7 +50,7 @@ class WholeProcesses:
         return await self._probe(name, keys)
 
     def _processes(self, name: str, tenant: Tenant | None) -> tuple[ProcessKey, ...]:
-        """Processes with a CUDA context, the tenant's program first."""
+        """Return the processes that have a CUDA context, with the tenant's program first."""
         if tenant is None:
             pid = name.removeprefix("pid:")
             key = processes.key_of(int(pid) if pid.isdigit() else 0)
@@ -207,8 +207,8 @@ class WholeProcesses:
     # -- after a restart of the agent ------------------------------------------------------------------------------
 
     async def settle(self, parked: Parked) -> bool:
-        """Find whether a set of processes that the previous agent was parking or resuming is parked. If they are only
-        locked, unlock them and return False; wait for calls in progress.
+        """Find out whether a set of processes that the previous agent was parking or resuming is parked. If the
+        processes are only locked, unlock them and return False. Waits for calls of the driver in progress.
         """
         deadline = time.monotonic() + SETTLE_WITHIN_S
         while True:
@@ -226,7 +226,7 @@ class WholeProcesses:
                 with contextlib.suppress(CheckpointError):
                     await self.checkpointer.order("unlock", key.pid)
             if time.monotonic() > deadline:
-                return True  # the order to resume will try again and report the driver's error
+                return True  # the next order to resume these processes will try again and report the driver's error
             await asyncio.sleep(0.2)
 
     def close(self) -> None:

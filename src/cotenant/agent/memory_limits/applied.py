@@ -41,7 +41,7 @@ class Applied:
         self.limits[key] = now  # the driver may round the limit
 
     def change(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
-        """As `set`, but if that fails the previous limit stays in force."""
+        """Set a limit like `set`, but keep the previous limit in force if that fails."""
         key = (group, gpu.uuid)
         before = self.limits.get(key)
         try:
@@ -49,16 +49,16 @@ class Applied:
         except OSError:
             with contextlib.suppress(OSError):
                 self.set(group, gpu, before)
-            if before is not None:  # if it could not be set, the next check sets it
+            if before is not None:  # if the previous limit could not be set again, the next check sets it
                 self.limits[key] = before
             raise
 
     def used_bytes(self, group: Path, gpu: Gpu) -> int:
-        """What a group's processes use on a GPU. Raises OSError."""
+        """Return how much memory the processes of a control group use on a GPU. Raises OSError."""
         return self._card(gpu).memory_limits(group).used_bytes
 
     def reported(self, group: Path, gpu: Gpu) -> int:
-        """The hard limit that the driver reports. Raises OSError."""
+        """Return the hard limit of a control group that the driver reports for a GPU. Raises OSError."""
         return self._card(gpu).memory_limits(group).hard_bytes
 
     def below(self, hierarchy: Hierarchy, group: Path, gpu: Gpu) -> Iterator[Path]:
@@ -70,10 +70,11 @@ class Applied:
             if each == group:
                 continue
             theirs, mine = card.memory_limits(each), card.memory_limits(group)
-            if theirs != mine and theirs != card.memory_limits(group):  # use may change between two readings
+            # the group's use may change between two readings
+            if theirs != mine and theirs != card.memory_limits(group):
                 yield each
 
     def forget(self, group: Path) -> None:
-        """Forget a group that is gone or released."""
+        """Forget the limits of a control group that no longer exists or was released."""
         for key in [key for key in self.limits if key[0] == group]:
             del self.limits[key]

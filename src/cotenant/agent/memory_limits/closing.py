@@ -34,7 +34,7 @@ class _Closing:
     gpus: tuple[Gpu, ...]
     name: str
     tries: int = 0
-    said: str = ""  # why it could not be closed, as logged last
+    said: str = ""  # why the control group could not be closed, as it was logged last
 
 
 class Closings:
@@ -45,20 +45,21 @@ class Closings:
         self._each: list[_Closing] = []
 
     def add(self, group: ControlGroup, gpus: tuple[Gpu, ...], name: str) -> None:
-        """Close a group when its last process has gone."""
+        """Close a control group when its last process has gone: clear its limits, and remove it if the agent made it.
+        """
         self.take(group.path)
         self._each.append(_Closing(group, gpus, name))
 
     def take(self, path: Path) -> None:
-        """Do not close this group, because a tenant uses it again."""
+        """Do not close this control group, because a tenant uses it again."""
         self._each = [each for each in self._each if each.group.path != path]
 
     def groups(self) -> list[ControlGroup]:
-        """The groups that are not closed yet."""
+        """The control groups of ended tenants that are not closed yet."""
         return [each.group for each in self._each]
 
     def sweep(self) -> bool:
-        """Close what is empty. Returns whether a group was closed."""
+        """Close the control groups that have no processes any more. Returns whether a group was closed."""
         left = [each for each in self._each if not self._closed(each)]
         for each in self._each:
             if each not in left:
@@ -89,8 +90,8 @@ class Closings:
         return True
 
     def _busy(self, hierarchy: Hierarchy, each: _Closing) -> bool:
-        """Whether processes are left in a group. Of one that the agent did not make, only those count that use the
-        GPU, because the group lives on. Raises OSError.
+        """Return whether processes are left in a control group. In a group that the agent did not make, only processes
+        that use the GPU count, because the group continues to exist. Raises OSError.
         """
         path = each.group.path
         if each.group.made:
@@ -99,7 +100,7 @@ class Closings:
         return any(_within(hierarchy, pid, path) for pids in using.values() for pid in pids)
 
     def _clear(self, group: Path, gpu: Gpu) -> str:
-        """Clear a group's limit on a GPU. Returns why that failed; empty if there is no limit any more."""
+        """Clear a control group's limit on a GPU. Returns why that failed; empty if the group has no limit any more."""
         try:
             self._applied.set(group, gpu, None)
         except OSError as error:

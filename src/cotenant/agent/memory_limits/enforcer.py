@@ -39,7 +39,7 @@ from cotenant.policy.memory_limits import Detected, by_shim, prospect
 
 
 def card_of(gpu: Gpu) -> Card:
-    """A GPU's NVML handle. Raises OSError if it does not respond."""
+    """Return NVML's handle of a GPU. Raises OSError if the GPU does not respond."""
     card = device_of(gpu).card(gpu.uuid)
     if card is None:
         raise OSError(f"GPU {gpu.index} does not respond")
@@ -201,7 +201,9 @@ class MemoryLimits:
                 raise InputError(self._refusal(tenant, gpu, error), field="--memory") from None
 
     def precede(self, tenant: Tenant, gpu: Gpu) -> None:
-        """Set the limit on a GPU to which the tenant is about to move. Raises InputError if the driver refuses it."""
+        """Set a tenant's limit on a GPU to which the tenant is about to move. Raises InputError if the driver refuses
+        the limit.
+        """
         if tenant.held is not None:
             try:
                 self._applied.change(tenant.held.path, gpu, tenant.cap_bytes(gpu))
@@ -209,9 +211,11 @@ class MemoryLimits:
                 raise InputError(self._refusal(tenant, gpu, error), field="--gpu") from None
 
     def leave(self, tenant: Tenant, gpu: Gpu) -> None:
-        """Clear the limit on a GPU that the tenant has left."""
+        """Clear a tenant's limit on a GPU that the tenant has left."""
         if tenant.held is not None:
-            with contextlib.suppress(OSError):  # then it is cleared when the group is
+            # if the driver refuses, the limit is cleared together with the group's other limits, when the group is
+            # empty
+            with contextlib.suppress(OSError):
                 self._applied.set(tenant.held.path, gpu, None)
 
     def rest(self, tenant: Tenant) -> None:
@@ -237,7 +241,7 @@ class MemoryLimits:
             try:
                 self._applied.set(group.path, gpu, limit_bytes)
             except OSError:
-                if limit_bytes is not None:  # the next check sets it
+                if limit_bytes is not None:  # if the driver refuses now, the next check sets the limit
                     self._applied.limits[group.path, gpu.uuid] = limit_bytes
 
     def clean(self, left: Iterable[ControlGroup]) -> None:
@@ -271,7 +275,7 @@ class MemoryLimits:
         await self._watch.run()
 
     def look(self) -> None:
-        """Check the limits once."""
+        """Check the tenants' memory limits once."""
         self._watch.look()
 
     def bring_back(self, tenant: Tenant, pid: int) -> bool:

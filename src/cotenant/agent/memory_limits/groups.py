@@ -91,9 +91,9 @@ def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
 
 def _bounds(name: str, text: str) -> bool:
     """Whether a file of a control group has a limit."""
-    if name == "cpu.max":  # the period follows
+    if name == "cpu.max":  # the quota comes first in cpu.max, and the period follows
         return text.split()[:1] != ["max"]
-    if name in ("io.max", "dmem.max"):  # a line for each device, which begins with its name
+    if name in ("io.max", "dmem.max"):  # these files have a line for each device, which begins with the device's name
         return any(word.rpartition("=")[2] != "max" for line in text.splitlines() for word in line.split()[1:])
     return text.strip() not in ("max", "")
 

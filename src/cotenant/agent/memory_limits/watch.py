@@ -30,8 +30,9 @@ UNANSWERED = f"whether the tenant's memory limit holds is not known: the driver 
 
 @dataclass
 class Reading:
-    """What a check found. `limits`: the hard limits that the driver reports, or why it reports none. `below`: groups
-    inside a tenant's group that have limits of their own. `inside`: the processes of each tenant's group by pid.
+    """What a check of the memory limits found. `limits`: the hard limits that the driver reports, or why it reports
+    none. `below`: groups inside a tenant's group that have limits of their own. `inside`: the processes of each
+    tenant's group by pid.
     """
 
     limits: dict[Key, int | str] = field(default_factory=dict)
@@ -95,7 +96,9 @@ class Watch:
     # --------------------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> dict[Key, int]:
-        """The limits that the driver should report. Faults of others are forgotten."""
+        """Return the limits that the driver should report for tenants' control groups. Faults of control groups that no
+        tenant has any more are forgotten.
+        """
         wanted = {
             (path, gpu.uuid): self._applied.limits[path, gpu.uuid]
             for path, tenant in held_by(self._registry).items()
@@ -168,7 +171,7 @@ class Watch:
         try:
             self._applied.set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
         except OSError as error:
-            self._applied.limits[key] = expected  # the next check tries again
+            self._applied.limits[key] = expected  # the next check tries again to restore the limit
             self.faults[key] = f"{what}; it cannot be restored: {reason_of(error)}"
             self.say(tenant, self.faults[key])
         else:

@@ -19,7 +19,7 @@ PATIENCE_S = 8.0
 
 
 class NotYetError(Exception):
-    """The process belongs to a pod or job that has not been announced yet."""
+    """Raised if a process belongs to a pod or job that has not been announced to the agent yet."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -54,7 +54,7 @@ class Owners:
             self._tenants.pop(key, None)
 
     def owned(self, kind: str) -> list[Tenant]:
-        """Tenants of all pods, or of all jobs."""
+        """Return the tenants of all pods, or of all jobs."""
         return [tenant for (theirs, _), mine in self._tenants.items() if theirs == kind for tenant in mine]
 
     def of(self, kind: str, id_: str) -> list[Tenant]:

@@ -152,7 +152,9 @@ def _as_written(error: InputError) -> InputError:
 
 
 def _leave_word(path: Path, text: str) -> None:
-    """Replace a job's file in one step, because a file that is still empty would mean that the share is held."""
+    """Replace the file that tells a job's tasks whether the job has its share. It is replaced in one step, because a
+    file that is still empty would mean that the share is held.
+    """
     part = path.with_suffix(".part")
     try:
         part.write_text(text)

@@ -72,7 +72,7 @@ class EndedJobs:
         return [t for t in self._owners.owned(KIND) if not job_file(self._folder, t.name).exists()]
 
     def over(self, running: Iterable[str], now_s: float) -> list[Tenant]:
-        """Tenants whose jobs have ended, given the jobs that have processes now."""
+        """Return the tenants whose jobs have ended, judged by the jobs that have processes now."""
         jobs, held = set(running), self._owners.owned(KIND)
         self._seen.intersection_update(held)
         self._missing_since_s = {t: since for t, since in self._missing_since_s.items() if t in held}

@@ -26,7 +26,7 @@ from cotenant.devices.base import uuid_text
 
 
 class Requests:
-    """Handles all messages of a process after HELLO, and the process's end."""
+    """Handles all messages of a process to the agent after its first message, HELLO, and the end of the process."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Requests:
             self._pages.publish(session.tenant, gpu)
 
     def receive(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """Handle one message. Raises BadMessageError, on which the caller must close the connection."""
+        """Handle one message of a process. Raises BadMessageError, on which the caller must close the connection."""
         handler = _HANDLERS.get(head.type)
         if handler is None:
             raise BadMessageError(Status.BAD_MESSAGE, f"message type {head.type} is not one that a shim sends")
@@ -118,7 +118,8 @@ class Requests:
     def _request(self, session: Session, head: wire.Head, data: bytes) -> None:
         self._gpu(session, head)
         burst_ns = wire.body("token_request", data)[0]
-        # the tenant's own record is asked, because the process could change the flag on the shared page
+        # whether the tenant needs turns is read from the agent's own record, because the process could change the flag
+        # on the shared page
         if session.tenant.enforcement.slot_flags & SlotFlag.UNGATED:
             session.send(wire.pack_grant(head.sequence, head.slot, 0, 1, NO_DEADLINE, 0))
             return

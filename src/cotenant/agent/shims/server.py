@@ -52,8 +52,8 @@ class ShimServer:
         on_process: Callable[[], None],
         on_idle_tenant: Callable[[Tenant], None],
     ) -> None:
-        """`on_process` is called for every process assigned to a tenant, `on_idle_tenant` when a tenant's last process
-        has ended.
+        """`on_process` is called for every process that was assigned to a tenant, `on_idle_tenant` when the last
+        process of a tenant has ended.
         """
         self.path = path
         self.sessions: set[Session] = set()
@@ -68,7 +68,9 @@ class ShimServer:
     # -- listening -------------------------------------------------------------------------------------------------
 
     def listen(self, mode: int) -> None:
-        """Open the socket. The caller must hold the folder's lock, so that no other agent has a socket there."""
+        """Open the socket for the shims. The caller must hold the lock of the agent's folder, so that no other agent
+        has a socket there.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._listener = Listener(self.path, mode, self._take)
 
@@ -180,7 +182,7 @@ class ShimServer:
 
     def _bind(self, session: Session, token: str) -> Tenant:
         """Find the tenant of a process: by its pod or job, else by its token, else by its parents. Raises
-        BadMessageError if it has none or may not run as that tenant.
+        BadMessageError if the process has no tenant or may not run as that tenant.
         """
         peer = session.peer
         if peer.pid == 0:
@@ -228,7 +230,7 @@ class ShimServer:
             del self._strangers[session.peer.pid]
 
     def close(self, session: Session, why: str) -> None:
-        """End a connection and free its turns, requests and memory."""
+        """End the connection of a process, and free its turns, requests and memory."""
         if session.closed:
             return
         session.closed = True

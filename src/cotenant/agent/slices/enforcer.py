@@ -88,7 +88,7 @@ class SliceEnforcer:
             self._count(tenant, gpu.uuid)
 
     def leave(self, tenant: Tenant) -> None:
-        """Remove a tenant."""
+        """Stop the enforcement of a tenant's share."""
         for key in [k for k in self._offences if k[0] == tenant.name]:
             del self._offences[key]
         for gpu in tenant.gpus:
@@ -121,7 +121,7 @@ class SliceEnforcer:
         return Wanted(part, 1.0 if known.competes and not known.has_gaps() else part)
 
     def close(self) -> None:
-        """Let all tenants run without limits, and release their channel groups."""
+        """Let all tenants run without limits on their time, and release their channel groups."""
         for gpu, machine in self._gpus.items():
             if machine.timer is not None:
                 machine.timer.cancel()
@@ -175,9 +175,9 @@ class SliceEnforcer:
                     self._fall_back(gpu, why)
                 return
             machine.proven = True
-            # an earlier agent that was killed together with its keeper may have left channels disabled; on others this
-            # has no effect
-            with contextlib.suppress(WorkError):  # if the driver refuses, the process has probably ended
+            # An earlier agent that was killed together with its keeper may have left channels disabled, so they are
+            # enabled. On enabled channels this has no effect.
+            with contextlib.suppress(WorkError):
                 machine.controls.enable(held.fd, [held.group])
         if key not in mine.gpu_of:
             mine.gpu_of[key] = self._gpu_of(machine, held, sliced)
@@ -210,7 +210,7 @@ class SliceEnforcer:
                 keeper.drop(number)
 
     def _count(self, tenant: Tenant, gpu: str) -> None:
-        """Tell the policy the number of a tenant's channel groups."""
+        """Tell the policy for time slices how many channel groups a tenant has."""
         machine = self._gpus.get(gpu)
         if machine is None or tenant.name not in machine.slices.tenants:
             return
@@ -263,7 +263,7 @@ class SliceEnforcer:
                 LOG.info("tenant %s: %s: %s", step.tenant, type(step).__name__, error)
 
     def _copies(self, machine: _Gpu, uuid: str, step: SetSlice) -> None:
-        """Give a tenant's copies the shortest time slice, too, if its kernels have it."""
+        """Give a tenant's copy channels the shortest time slice, too, if the tenant's kernels have it."""
         tiny = step.slice_us == TINY_US
         if tiny == (step.tenant in machine.tiny) and not tiny:
             return
@@ -286,8 +286,9 @@ class SliceEnforcer:
             self._obey(uuid, self._gpus[uuid].slices.advance(_now()))
 
     def _again(self) -> None:
-        """Stop the tenants that may not run, because the keeper let all tenants run while the agent was suspended. They
-        are enabled first in case that it did not, since the driver counts how often a channel was disabled.
+        """Stop the tenants that may not run, because the keeper let all tenants run while the agent was suspended.
+        Channels that the keeper did not enable are enabled first, since the driver counts how often a channel was
+        disabled.
         """
         for uuid, machine in self._gpus.items():
             for name in [tenant.name for tenant in machine.slices.present() if not tenant.on]:

@@ -93,7 +93,7 @@ class GroupTable:
         return [held for s in sessions if s in self.sessions for held in self.sessions[s].on(gpu, compute=compute)]
 
     def forget(self, session: Session) -> SessionGroups | None:
-        """Forget a process that has ended and close its files."""
+        """Forget the channel groups of a process that has ended, and close the driver's files that control them."""
         mine = self.sessions.pop(session, None)
         if mine is not None:
             mine.close()
@@ -101,9 +101,9 @@ class GroupTable:
 
 
 class OffChannels:
-    """Channels that are disabled, each once. The driver counts: a channel that was disabled twice runs again after
-    it has been enabled twice. A group that gets a channel while it is off would not come back if all were disabled
-    again.
+    """The channels that are disabled, each disabled once. The driver counts: a channel that was disabled twice runs
+    again only after it was enabled twice. If a group gets a new channel while the others are disabled, only the new
+    one must be disabled; disabling all again would leave the others stopped later.
     """
 
     def __init__(self) -> None:
@@ -126,6 +126,6 @@ class OffChannels:
             controls.enable(held.fd, [replace(held.group, channels=off)])
 
     def forget(self, pid: int) -> None:
-        """The process has ended."""
+        """Forget the disabled channels of a process that has ended."""
         for key in [key for key in self._off if key[0] == pid]:
             del self._off[key]

@@ -46,7 +46,9 @@ class Keeper:
         self._enabled = True  # whether all groups have been enabled since the last message
 
     def run(self) -> None:
-        """Run until the agent has ended; then enable all groups with the driver's default time slices."""
+        """Run until the agent has ended; then enable all channel groups, with the time slices that the driver gives by
+        default.
+        """
         while True:
             watched = {kept.pidfd: number for number, kept in self._kept.items() if kept.pidfd >= 0}
             ready = select.select([self._agent.fileno(), *watched], [], [], SILENCE_S)[0]
@@ -67,7 +69,7 @@ class Keeper:
                     self._controls.set_slice(kept.fd, kept.group, kept.slice_us)
 
     def _hear(self) -> bool:
-        """Handle one message. Returns False if the agent has ended."""
+        """Handle one message of the agent. Returns False if the agent has ended."""
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, MESSAGE_BYTES, 1)
         except OSError:

@@ -113,7 +113,7 @@ class KeeperLink:
         try:
             socket.send_fds(self._socket, [json.dumps(order).encode()], [fd] if fd >= 0 else [])
         except OSError:
-            return  # the keeper has ended; `_ended` starts another one and sends it all groups
+            return  # the keeper process has ended; `_ended` starts another one and sends it all channel groups
 
     def _ended(self) -> None:
         if self._socket is None:

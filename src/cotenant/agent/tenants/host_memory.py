@@ -61,7 +61,7 @@ class HostMemory:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes of the budget that are not reserved."""
+        """Bytes of the budget for evicted memory that are not reserved for a tenant."""
         return self.budget_bytes - sum(self.promised.values())
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class HostMemory:
         return self._fds[tenant], os.fstat(self._fds[tenant]).st_size
 
     def close(self) -> None:
-        """Close all descriptors."""
+        """Close the descriptors of all tenants' host memory."""
         for tenant in list(self._fds):
             self.release(tenant)
 

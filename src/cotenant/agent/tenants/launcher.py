@@ -53,7 +53,7 @@ def program_environment(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def environment_changes(answer: dict[str, Any]) -> dict[str, str]:
-    """The variables of `program_environment` that differ from this process's."""
+    """Return the variables of `program_environment` that differ from those of this process."""
     return {name: value for name, value in program_environment(answer).items() if os.environ.get(name) != value}
 
 
@@ -78,7 +78,9 @@ def register(client: ControlClient, launch: Launch, *, launches: bool = False) -
 
 
 def run(launch: Launch) -> int:
-    """Run the program to its end. Returns its exit code, 128 + N for signal N as a shell does, 124 after a timeout."""
+    """Run the tenant's program to its end. Returns its exit code, 128 + N for signal N as a shell does, 124 after a
+    timeout.
+    """
     if launch.empty_cache != "off" and launch.spec.oversubscribe == "none" and not launch.join:
         raise InputError(
             "the memory of this tenant is never evicted: add --oversubscribe swap, or leave out --empty-cache",

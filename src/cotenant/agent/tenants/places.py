@@ -43,7 +43,9 @@ class Owner(NamedTuple):
 
 
 def container_token(name: str) -> str:
-    """Value of COTENANT_TOKEN for a container: its name, or a hash of a long name. It is not secret."""
+    """Value of COTENANT_TOKEN for the processes of a container: the container's name, or a hash of a long name. The
+    value is not secret.
+    """
     plain = f"container:{name}"
     return plain if len(plain) <= MAX_TOKEN else f"container#{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 

@@ -75,8 +75,8 @@ class Registry:
         return self.mechanisms[tenant.spec.mechanism].capabilities.sliced
 
     def fail_mode(self, tenant: Tenant, said: str) -> FailMode:
-        """What a tenant's processes do without an agent: what the setting `fail` says; but under hardware time slices
-        they always continue.
+        """Return what a tenant's processes do while no agent runs: what the setting `fail` says, except that under
+        hardware time slices they always continue.
         """
         return FailMode.OPEN if self.sliced(tenant) else FailMode[said.upper()]
 
@@ -94,11 +94,13 @@ class Registry:
         return changed
 
     def on_gpu(self, uuid: str, without: str = "") -> list[Tenant]:
-        """Tenants of a GPU, except the tenant named `without`."""
+        """Return the tenants of a GPU, without the tenant named `without`."""
         return [tenant for name, tenant in self._by_gpu[uuid].items() if name != without]
 
     def admit(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
-        """Admit a tenant to GPUs and let its mechanism grant the share. Raises InputError if it does not fit."""
+        """Admit a tenant to GPUs and let its mechanism grant the share. Raises InputError if no GPU has room for the
+        tenant.
+        """
         check_spec(spec)
         spec = self.resolved(spec)
         if spec.name in self.tenants:
@@ -144,7 +146,9 @@ class Registry:
         return mechanism, gpus
 
     def preparing_change(self, tenant: Tenant, spec: TenantSpec) -> Mechanism | None:
-        """The mechanism that can prepare a tenant's changed share; None if `resize` would refuse it."""
+        """Return the mechanism that can prepare a tenant's changed share in advance; None if `resize` would refuse the
+        change.
+        """
         try:
             check_spec(spec)
             for gpu in tenant.gpus:

@@ -36,7 +36,7 @@ def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset
 
 
 def _signal_group(group: int, number: int) -> None:
-    """Signal the process group of a program that has ended."""
+    """Send a signal to what is left of the process group of a tenant's program that has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
