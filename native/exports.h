@@ -11,8 +11,8 @@
     .text
     .type cot_lazy_common, @function
 cot_lazy_common:
-    /* r11 is the address of the slot, the top of the stack is the caller's return address, and all argument
-     * registers are in use */
+    /* r11 is the address of the slot; the top of the stack is the caller's return address; all argument registers are
+     * in use */
     pushq %rbp
     movq %rsp, %rbp
     andq $-16, %rsp

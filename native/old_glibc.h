@@ -10,7 +10,7 @@
 #define OLD(name) __asm__(".symver " #name ", " #name "@GLIBC_2.2.5")
 OLD(dladdr);
 OLD(dlerror);
-#ifndef COTENANT_DLOPEN /* the shim defines its own */
+#ifndef COTENANT_DLOPEN /* the shim defines its own dlsym, so the old version of dlsym is not chosen for it */
 OLD(dlopen);
 OLD(dlsym);
 #endif

@@ -23,11 +23,11 @@
 extern HIDDEN void *cot_real_table[];
 extern HIDDEN const char *const cot_names[];
 extern HIDDEN struct {
-    void *exported, *jump; /* the two addresses are equal if the entry point has no wrapper */
+    void *exported, *jump; /* the two addresses of an entry point are equal if the shim has no wrapper for it */
 } const cot_own_table[];
 extern HIDDEN const uint32_t cot_export_count;
 
-#define SUBSTITUTES 2048 /* power of two, well above the number of wrappers */
+#define SUBSTITUTES 2048 /* size of the hash table of wrappers: a power of two, well above the number of wrappers */
 static struct {
     void *real;
     void *wrapper;
@@ -66,7 +66,7 @@ uint64_t cot_now_ns(void)
 
 static CUresult absent(void)
 {
-    return CUDA_ERROR_NOT_FOUND; /* this driver does not have the entry point */
+    return CUDA_ERROR_NOT_FOUND; /* the function has no entry point in this driver */
 }
 
 static CUresult no_driver(void)

@@ -58,8 +58,8 @@ static int attach(struct gpu *gpu)
      * processes only if they have contexts. */
     gpu->page_slot->contexts = gpu->contexts;
     gpu->epoch = EPOCH_CLOSED;
-    /* a thread may still use the page of the previous agent, so launches must take the slow path, which finds the
-     * new page */
+    /* another thread may still use the previous agent's page, so launches must take the slow path, which finds the new
+     * page */
     cot_calls_close(gpu);
     gpu->released_epoch = 0;
     gpu->state = GATE_CLOSED;

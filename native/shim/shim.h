@@ -63,7 +63,7 @@ static inline void cot_nap(void)
 /* ---- calls that passed the turn gate ---- */
 struct call_counts {
     uint64_t started;                 /* launches and copies that passed the turn gate */
-    uint64_t finished;                /* number of the started calls that have returned */
+    uint64_t finished;                /* number of those launches and copies whose driver call has returned */
     uint64_t copies;
     uint64_t graph_launches;
 };
@@ -76,7 +76,8 @@ struct calls {
     _Atomic uint64_t open;            /* 1: this thread may launch; a thread that closes the turn gate sets it to 0 */
     _Atomic(CUstream) handle;         /* the stream that the thread used last; COT_NO_STREAM if that was destroyed */
     int64_t budget_ns;                /* predicted GPU time that may still be launched in the thread's interval */
-    struct cost **log_next;           /* log entry of the thread's next launch */
+    /* the entry of the interval's log in which the thread's next launch is recorded */
+    struct cost **log_next;
     /* size of a step in the log: 1 gives each launch an entry of its own; 0 means that the thread's interval of
      * launches is not measured, so all its launches overwrite `unnoted` */
     intptr_t log_step;
@@ -96,17 +97,20 @@ struct gpu {
     /* number of the turn in which launches may go; EPOCH_CLOSED: no turn, so launches wait */
     uint64_t epoch;
     _Atomic(struct cotenant_slot *) page_slot;
-    struct floor *floor;              /* state of a best-effort process at the LS gate; NULL in other processes */
-    struct holder *holder;            /* state of a latency-sensitive process at the LS gate; NULL in other processes */
+    /* state of a best-effort process at the GPU's LS gate; NULL in processes that are not best-effort */
+    struct floor *floor;
+    /* state of a latency-sensitive process at the GPU's LS gate; NULL in processes that are not latency-sensitive */
+    struct holder *holder;
     /* guarded by the lock of calls.c */
     struct calls *calls;              /* one record for each running thread that has used the GPU */
     struct call_counts calls_retired; /* sum of the counters of threads that have ended */
     /* these members are written under cot_lock; atomic ones are also read without it */
     _Atomic enum gate_state state;
     CUdevice device;
-    uint32_t slot;                    /* index of the GPU's slot; COTENANT_NO_SLOT until the GPU is attached */
+    /* index of the GPU's slot on the shared page; COTENANT_NO_SLOT until the GPU is attached to the agent */
+    uint32_t slot;
     _Atomic bool attached;
-    /* true from the end of the agent until the GPU is attached to the next agent */
+    /* the agent that the GPU was attached to has ended, and the GPU is not attached to the next agent yet */
     _Atomic bool stale;
     _Atomic bool denied;
     struct cu_uuid uuid;
@@ -131,7 +135,7 @@ struct gpu {
     bool reported_hung;
     uint64_t activity_seen;           /* value of `started` at the last poll */
     uint64_t activity_ns;             /* time at which `started` last changed */
-    /* time at which all streams were first found idle after the last launch; 0: they were not all idle yet */
+    /* time at which all streams were first found idle after the last launch; 0: since then they were not all idle */
     uint64_t empty_ns;
     _Atomic uint32_t waiting;                 /* number of threads that wait for a turn */
     uint64_t waiting_since_ns;
@@ -159,7 +163,7 @@ struct stream {
     /* event that marks the end of queued work; only per-thread streams have one, since other threads cannot query
      * such a stream */
     CUevent drain_event;
-    uint64_t marked_at;               /* value of gpu->started when drain_event was recorded */
+    uint64_t marked_at;               /* value of gpu->started at the time at which drain_event was recorded */
 };
 #define COT_NO_STREAM ((CUstream)(uintptr_t)-1)
 
@@ -205,7 +209,7 @@ static inline void cot_count(_Atomic uint64_t *own, int64_t more)
 static inline struct calls *cot_gate_try(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_calls;
-    /* the increment must precede the check of `open`: see cot_calls_close */
+    /* the launch is counted before `open` is checked: cot_calls_close says why */
     cot_count(&calls->started, 1);
     if (UNLIKELY(!atomic_load_explicit(&calls->open, memory_order_relaxed)))
         goto no;
@@ -238,7 +242,7 @@ static inline void cot_gate_exit(struct calls *calls)
         cot_count(&calls->finished, 1);
 }
 
-/* For calls other than kernel launches, where the time of a few instructions does not matter. */
+/* The same for calls other than kernel launches, where the time of a few instructions does not matter. */
 static inline struct calls *cot_gate_enter(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_gate_try(key, stream);

@@ -68,7 +68,7 @@ static uint32_t group_handle(int device, int group)
 
 static void tell(uint32_t parent, uint32_t handle, uint32_t class)
 {
-    /* parameters of a channel group; the last one that is set is the engine of the group */
+    /* parameters of a channel group: params[3], the only one that is set, is the engine of the group */
     uint32_t params[8] = {0, 0, 0, 1};
     struct alloc alloc = {.root = class == CLASS_ROOT ? 0 : CLIENT | soft_process_index(), .parent = parent, .handle = handle,
                           .class = class, .params = (uintptr_t)params, .params_bytes = sizeof params};

@@ -11,7 +11,7 @@ bool soft_ready;
 
 #define STACK_DEPTH 32
 static __thread struct soft_context *stack[STACK_DEPTH];
-static __thread int depth; /* the current context is stack[depth - 1] */
+static __thread int depth; /* the current context of the thread is stack[depth - 1] */
 static struct soft_context *contexts;
 static struct soft_context *primaries[SOFT_MAX_DEVICES];
 
@@ -98,8 +98,8 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
         return CUDA_ERROR_INVALID_DEVICE;
     static const int known[][2] = {{1, 1024}, {2, 1024}, {5, 2147483647}, {10, 32}, {16, SOFT_SM_COUNT},
                                    {31, 1},   {41, 1},   {75, 9},         {76, 0},  {83, 1},
-                                   /* these attributes are: threads per block and dimension, grid size, warp size,
-                                    * number of SMs, compute capability 9.0, virtual memory, memory pools */
+                                   /* the attributes, in this order: threads per block and dimension, grid size, warp
+                                    * size, number of SMs, compute capability 9.0, virtual memory, memory pools */
                                    {102, 1},  {115, 1}};
     *value = 0;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
@@ -158,7 +158,8 @@ static bool is_context(const struct soft_context *wanted)
     return false;
 }
 
-static CUresult make_context(struct soft_context **out, int device, bool primary) /* the caller holds soft_lock */
+/* the caller holds soft_lock, which protects the process's objects */
+static CUresult make_context(struct soft_context **out, int device, bool primary)
 {
     if (soft_attach() != CUDA_SUCCESS || !soft_take_memory(device, SOFT_CONTEXT_BYTES))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -176,7 +177,8 @@ static CUresult make_context(struct soft_context **out, int device, bool primary
     return CUDA_SUCCESS;
 }
 
-void soft_context_drop(struct soft_context *context) /* the caller holds soft_lock */
+/* the caller holds soft_lock, which protects the process's objects */
+void soft_context_drop(struct soft_context *context)
 {
     soft_give_memory(context->device, SOFT_CONTEXT_BYTES);
     soft_tell_context_gone(context);
@@ -189,7 +191,8 @@ void soft_context_drop(struct soft_context *context) /* the caller holds soft_lo
         }
     if (primaries[context->device] == context)
         primaries[context->device] = NULL;
-    context->kind = 0; /* not freed: the program may still use the handle, and must get an error then */
+    /* the context's record is not freed: the program may still use the handle, and must get an error then */
+    context->kind = 0;
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device)

@@ -73,7 +73,9 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
         return true;
     case SOFT_OP_WAIT:
         if (has_come(op)) {
-            if (op->looked) /* an earlier check did not find the value, so it was written only now */
+            /* an earlier check did not find the value, so the value has been written since then and the stream
+             * continues now */
+            if (op->looked)
                 stream->tail_ns = now;
             return true;
         }
@@ -137,7 +139,8 @@ static void in_child(void)
     pump_runs = false;
 }
 
-static void append(struct soft_stream *stream, struct soft_op op) /* the caller holds ops_lock */
+/* the caller holds ops_lock, which protects the lists of held streams */
+static void append(struct soft_stream *stream, struct soft_op op)
 {
     struct soft_op *kept = malloc(sizeof *kept);
     *kept = op;

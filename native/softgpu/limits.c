@@ -87,7 +87,7 @@ static bool values_of(const char *group, const char *name, int device, uint64_t 
     return found;
 }
 
-/* Replaces the line of a region. If there are no values, removes the line. */
+/* Replaces the line of a memory region in a file of a control group. If there are no values, removes the line. */
 static bool set_values(const char *group, const char *name, int device, const uint64_t *values, int count)
 {
     char line[256], wanted[SOFT_REGION_BYTES], region[128];

@@ -18,7 +18,7 @@ struct soft_handle {
     int fd;
     uint64_t bytes;
     uint32_t references, mappings;
-    bool shared; /* the memory can be exported to other processes */
+    bool shared; /* the physical memory may be exported to other processes */
 };
 
 struct soft_mapping {

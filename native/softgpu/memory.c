@@ -185,7 +185,8 @@ EXPORT CUresult cuMipmappedArrayDestroy(struct soft_array *array)
 
 /* ---- pinned host memory ---- */
 
-enum { ALLOCATED = -1, REGISTERED = -2 }; /* how host memory was pinned; stored instead of the number of a device */
+/* how host memory was pinned: stored in the field that has the number of the device for other memory */
+enum { ALLOCATED = -1, REGISTERED = -2 };
 
 static CUresult pin(void *address, size_t bytes, int how)
 {

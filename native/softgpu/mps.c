@@ -16,7 +16,7 @@
 
 static int connection = -1;
 static pid_t joined_by;
-static unsigned sms;            /* number of SMs that the process may use; 0: all */
+static unsigned sms;            /* number of SMs that the MPS server lets the process use; 0: all */
 static unsigned long long limit; /* memory limit of this process on each GPU; 0: there is none */
 
 static int dial(const char *folder)
@@ -41,7 +41,7 @@ int soft_mps_join(void)
         return CUDA_SUCCESS;
     joined_by = getpid();
     if (connection >= 0)
-        close(connection); /* this is the connection of the parent process, inherited by fork */
+        close(connection); /* the connection belongs to the parent process, from which a fork inherited it */
     sms = 0;
     limit = 0;
     connection = folder ? dial(folder) : -1;

@@ -16,7 +16,7 @@ struct soft_pool {
 
 struct pool_block {
     uint64_t address, bytes;
-    struct soft_pool *pool; /* NULL: the memory belongs to a node of a graph */
+    struct soft_pool *pool; /* the memory pool; NULL: the memory belongs to a node of a graph */
     struct pool_block *next;
 };
 
@@ -24,7 +24,7 @@ static struct soft_pool *pools;
 static struct soft_pool *defaults[SOFT_MAX_DEVICES];
 static struct pool_block *pool_blocks;
 
-static struct soft_pool *make_pool(int device) /* the caller holds soft_lock */
+static struct soft_pool *make_pool(int device) /* the caller holds soft_lock, which protects the process's objects */
 {
     struct soft_pool *pool = calloc(1, sizeof *pool);
     pool->kind = SOFT_POOL;
@@ -107,7 +107,8 @@ static uint64_t granules(uint64_t bytes)
     return (bytes + SOFT_POOL_GRANULE - 1) / SOFT_POOL_GRANULE * SOFT_POOL_GRANULE;
 }
 
-static void trim(struct soft_pool *pool, uint64_t keep) /* the caller holds soft_lock */
+/* the caller holds soft_lock, which protects the process's objects */
+static void trim(struct soft_pool *pool, uint64_t keep)
 {
     uint64_t least = granules(pool->used > keep ? pool->used : keep);
     if (pool->reserved > least) {
@@ -136,7 +137,8 @@ EXPORT CUresult cuMemPoolTrimTo(struct soft_pool *pool, size_t keep)
     return CUDA_SUCCESS;
 }
 
-static CUresult grow(struct soft_pool *pool, uint64_t bytes) /* the caller holds soft_lock */
+/* the caller holds soft_lock, which protects the process's objects */
+static CUresult grow(struct soft_pool *pool, uint64_t bytes)
 {
     uint64_t wanted = granules(pool->used + bytes);
     if (wanted > pool->reserved) {

@@ -11,7 +11,7 @@
 
 #define DRIVER_SLICE_NS UINT64_C(2048000)
 #define REAP_NS UINT64_C(10000000)
-/* predictions are repeated after this time, since a tenant may end or a slice may be set */
+/* the end of a schedule is predicted again after this time, since a tenant may end or a slice may be set */
 #define LOOK_AGAIN_NS UINT64_C(2000000)
 #define NOBODY UINT32_MAX
 
@@ -173,7 +173,7 @@ void soft_group_gone(int number, int group)
     atomic_store(&device->group_owner[group], 0);
 }
 
-/* Returns a group; if `change` is not NULL, calls it for the group first. */
+/* Returns a copy of a channel group. If `change` is not NULL, it is called for the group first. */
 struct soft_group soft_group_change(int number, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value)
 {
     struct soft_device *device = &soft_state()->devices[number];

@@ -76,7 +76,8 @@ struct soft_schedule {
 struct soft_device {
     _Atomic uint64_t schedule_lock; /* soft_process.owner of the process that changes the schedule; 0: none does */
     _Atomic uint32_t schedule_live, sliced;
-    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* like soft_process.owner; 0: the group is free */
+    /* the process whose contexts use the group, as in soft_process.owner; 0: the group is free */
+    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS];
     struct soft_schedule schedules[2];
     _Atomic uint64_t busy_until_ns;
     _Atomic uint64_t last_process; /* index + 1 of the process that made the last reservation */
@@ -100,7 +101,7 @@ int soft_attach(void); /* calls soft_map, and claims an entry in the table of pr
 void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
 enum { SOFT_TO_DEVICE, SOFT_TO_HOST }; /* directions of a copy over the link */
-/* returns the end of the reserved time span */
+/* reserves the next free time span of a copy engine; returns the end of that span */
 uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes);
 void soft_note_engine(int device, int direction, uint64_t end_ns);
 /* A unit of work: a kernel, or the kernels of a graph. */
@@ -111,14 +112,15 @@ struct soft_unit {
     uint32_t work;    /* work class: 1 unknown, 2 memory-bound, 3 compute-bound */
     bool overdue;     /* the stream was held and the pump thread is late, so the work may begin in the past */
 };
-/* returns the end of the reserved time span */
+/* reserves the next free time span of a device; returns the end of that span */
 uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit);
 bool soft_runs_together(void);
 uint64_t soft_share(int device, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit);
 /* mps.c */
-int soft_mps_join(void); /* returns a CUresult */
+int soft_mps_join(void); /* connects to the MPS server if MPS is simulated; returns a CUresult */
 void soft_mps_tell(int device);
-int soft_mps_lost(void); /* returns a CUresult */
+/* returns the error of every call after the MPS server has ended this client or has died; otherwise CUDA_SUCCESS */
+int soft_mps_lost(void);
 unsigned soft_mps_sms(void);
 uint64_t soft_mps_limit(void);
 int soft_mps_client(void);
@@ -136,9 +138,10 @@ bool soft_is_dead(uint64_t owner);
 int soft_open_state(void);
 int soft_map_file(int fd); /* maps the state file that is open as fd, unless one is mapped; 0: success */
 uint32_t soft_process_index(void);
-uint64_t soft_process_at(uint32_t index); /* returns the owner of the entry; 0: there is no live process */
+/* returns the owner of the entry in the table of processes; 0: there is no live process */
+uint64_t soft_process_at(uint32_t index);
 struct soft_context;
-int soft_group_new(int device); /* returns -1 if all groups are in use */
+int soft_group_new(int device); /* creates a channel group on a device; returns -1 if all groups are in use */
 void soft_group_gone(int device, int group);
 struct soft_group soft_group_change(int device, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value);
 uint64_t soft_clock(const struct soft_context *context); /* returns the present time by the context's clock */
@@ -273,8 +276,9 @@ void soft_settle(struct soft_stream *stream);
 bool soft_is_device_memory(uint64_t address);
 bool soft_is_pageable(uint64_t address);
 bool soft_is_within_its_span(uint64_t address, uint64_t bytes);
-bool soft_is_pooled(uint64_t address); /* the caller holds soft_lock */
-bool soft_is_pooled_or_mapped(uint64_t address, bool on_device); /* the caller holds soft_lock */
+bool soft_is_pooled(uint64_t address); /* the caller holds soft_lock, which protects the process's objects */
+/* the caller holds soft_lock, which protects the process's objects */
+bool soft_is_pooled_or_mapped(uint64_t address, bool on_device);
 CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
 /* checks a call that a capture in global mode forbids: returns CUDA_SUCCESS, or the error that the call must return */
 CUresult soft_unsafe_call(void);

@@ -272,7 +272,7 @@ CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool wa
     return soft_enqueue_filling(stream, unit, (struct soft_op){0}, waits);
 }
 
-/* Appends a copy over the link to a stream. */
+/* Appends a copy over the link between host and device to a stream. */
 CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, const void *from, uint64_t bytes, bool waits)
 {
     CUresult result = may_work(stream);
@@ -289,7 +289,7 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
         deferred(stream, waits);
         return CUDA_SUCCESS;
     }
-    /* the link is shared by all contexts, so its times are by the host's clock */
+    /* all contexts share the link, so times on the link are by the host's clock */
     uint64_t delay = soft_delay(stream->context), now = soft_now_ns();
     uint64_t begin = stream->tail_ns + delay > now ? stream->tail_ns + delay : now;
     uint64_t end = soft_reserve_link(stream->context->device, direction, begin, bytes);

@@ -5,7 +5,8 @@
 
 void soft_read_visible(void);      /* called by cuInit with soft_lock held */
 int soft_visible_count(void);
-int soft_device_at(int ordinal);   /* returns -1 if there is no such device */
-int soft_ordinal_of(int device);   /* returns -1 if the device is not visible */
+/* returns the number of the device with this position in the list; -1 if there is none */
+int soft_device_at(int ordinal);
+int soft_ordinal_of(int device);   /* returns the position of the device in the list; -1 if the device is not visible */
 
 #endif

@@ -41,7 +41,7 @@ EXPORT CUresult cuModuleLoadData(struct soft_module **out, const void *image)
         return CUDA_ERROR_INVALID_VALUE;
     const char *text = image;
     if (strncmp(text, MODULE_HEAD "\n", sizeof MODULE_HEAD) != 0)
-        return CUDA_ERROR_INVALID_IMAGE; /* the image is not a module of the software GPU */
+        return CUDA_ERROR_INVALID_IMAGE; /* the program's image is not a module of the software GPU */
     struct soft_module *module = calloc(1, sizeof *module);
     module->kind = SOFT_MODULE;
     for (const char *line = strchr(text, '\n'); line && line[1] && module->count < MAX_KERNELS; line = strchr(line + 1, '\n'))
@@ -61,7 +61,7 @@ EXPORT CUresult cuModuleUnload(struct soft_module *module)
 {
     if (!module || module->kind != SOFT_MODULE)
         return CUDA_ERROR_INVALID_HANDLE;
-    module->kind = 0; /* not freed, because a graph may still use its functions */
+    module->kind = 0; /* the module's record is not freed, because a graph may still use its functions */
     return CUDA_SUCCESS;
 }
 
@@ -249,7 +249,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_
     struct soft_exec *exec = calloc(1, sizeof *exec);
     exec->kind = SOFT_EXEC;
     exec->kernels = graph->count;
-    /* not freed: launches in held streams may still use it */
+    /* the graph's record is not freed, because launches in held streams may still use it */
     struct soft_op *parts = calloc(graph->count + 1, sizeof *parts);
     exec->contents.parts = parts;
     for (uint32_t i = 0; i < graph->count; i++) {

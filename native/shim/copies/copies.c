@@ -54,7 +54,8 @@ static struct place {
     uint32_t flying;                  /* number of pieces that hold a slot */
     /* number of granted pieces that have not ended, including those that have lost their slot */
     uint32_t issued;
-    bool waited;                      /* a piece of this process was waiting for a slot at the previous poll */
+    /* when the list was last polled, a piece of this process was waiting for a slot on this link */
+    bool waited;
     /* What the current poll found: asked: a piece requested a slot. waits: a piece waits for a slot. soon: a piece
      * will request a slot soon. behind: a copy waits behind another one of this process. */
     bool asked, waits, soon, behind;
@@ -203,7 +204,7 @@ static bool ahead_are_here(const struct cotenant_copy_page *page, uint32_t direc
     return false;
 }
 
-/* returns the time at which the piece on the link is expected to end */
+/* Returns the time at which the piece that is on the link is expected to end. */
 static uint64_t due_ns(const struct place *place)
 {
     return place->begun_ns + expected_ns(place, place->on_link_bytes);
@@ -341,7 +342,7 @@ static void *worker(void *unused)
     return NULL;
 }
 
-void cot_copies_wake_worker(void) /* the caller holds cot_copy_lock */
+void cot_copies_wake_worker(void) /* the caller holds cot_copy_lock, which protects the list of pending copies */
 {
     if (worker_runs) {
         if (worker_sleeps)
@@ -351,7 +352,7 @@ void cot_copies_wake_worker(void) /* the caller holds cot_copy_lock */
     worker_runs = cot_start_thread(worker, NULL);
 }
 
-void cot_copies_drop_records(void) /* called in the child of a fork, which has none of the parent's pending copies */
+void cot_copies_drop_records(void) /* Called in the child of a fork, which has none of its parent's pending copies. */
 {
     static const pthread_mutex_t fresh_lock = PTHREAD_MUTEX_INITIALIZER;
     static const pthread_cond_t fresh_cond = PTHREAD_COND_INITIALIZER;

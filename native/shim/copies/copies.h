@@ -22,7 +22,7 @@ struct copy_words {
     uint32_t go, after_go[15];
 };
 
-struct copy_record { /* a pending copy */
+struct copy_record { /* a copy between host and device that has been enqueued but has not ended */
     struct copy_record *next;
     struct copy_link link;
     /* base: value of the wait words when the copy was enqueued. The other fields count pieces: all, those that were
@@ -31,7 +31,7 @@ struct copy_record { /* a pending copy */
     uint64_t piece_bytes, bytes;
     uint64_t asked_ns;            /* time of the first request for a slot for the next piece */
     uint64_t moved_ns;            /* time at which a piece was last granted or done */
-    uint64_t serial;              /* changes when the copy ends, so that others can notice its end */
+    uint64_t serial;              /* changes when the copy ends, so that other copies can notice the end of this one */
     /* the previous copy in the same stream, if the program enqueued nothing between the two copies; NULL: not known */
     const struct copy_record *before;
     uint64_t before_serial;
@@ -47,23 +47,23 @@ static inline bool cot_copy_follows(const struct copy_record *record)
     return record->before && record->before->serial == record->before_serial;
 }
 
-#define COPY_NAP_NS 10000 /* sleep between two polls; pieces take at least 20 us */
+#define COPY_NAP_NS 10000 /* sleep of a polling thread between two polls; a piece takes at least 20 us on the link */
 #define COPY_RECORDS 256
 extern HIDDEN pthread_mutex_t cot_copy_lock; /* protects the records of pending copies and their wait words */
 extern HIDDEN struct copy_record cot_copy_records[COPY_RECORDS];
 extern HIDDEN struct copy_record *cot_copy_first; /* list of pending copies, in the order of the program's calls */
-/* the wait words, one pair for each record; NULL before the first copy */
+/* the wait words, one pair for each record of a copy; NULL before the process's first copy */
 extern HIDDEN struct copy_words *cot_copy_words;
 
 /* takes cot_copy_lock; polling threads let threads that make copies take it first */
 HIDDEN void cot_copies_enter(void);
 HIDDEN void cot_copies_leave(void);
-HIDDEN void cot_copies_breathe(void);   /* pauses between two polls; the caller does not hold the lock */
+HIDDEN void cot_copies_breathe(void);   /* pauses between two polls; the caller does not hold cot_copy_lock */
 
 /* the caller of the functions below holds cot_copy_lock */
 HIDDEN uint64_t cot_copies_advance(void);
 HIDDEN void cot_copies_wake_worker(void);
-/* returns the expected end of the piece that is on the link; 0: there is none */
+/* returns the time at which the piece on the copy's link is expected to end; 0: no piece is on the link */
 HIDDEN uint64_t cot_copy_due(const struct copy_record *record);
 HIDDEN void cot_copy_give_back(struct copy_record *record, uint32_t done);
 

@@ -15,12 +15,13 @@ struct host_copy { /* a copy between host and device; it consists of rows of equ
     CUresult (*issue)(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous);
     const void *call;                 /* arguments that `issue` needs */
     CUstream stream;
-    bool host_waits;                  /* the program's call returns only when the copy has ended */
+    bool host_waits;                  /* the program's call is synchronous: it returns only when the copy has ended */
     uintptr_t key;
 };
 HIDDEN CUresult cot_copy_over_link(const struct host_copy *copy);
 HIDDEN CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy);
-HIDDEN void cot_copy_charge_whole(uint32_t direction, uint64_t bytes); /* charges the tenant for a copy that is not split */
+/* charges the tenant's queue for a copy that is not split */
+HIDDEN void cot_copy_charge_whole(uint32_t direction, uint64_t bytes);
 HIDDEN bool cot_is_on_device(word address);
 /* returns the piece size of copies within the current GPU; 0: such copies are not split */
 HIDDEN uint64_t cot_copy_slice_bytes(void);

@@ -8,7 +8,7 @@
 
 #include "copies/copies.h"
 
-#define SPIN_NS 500000 /* poll this long before sleeping, since a sleep takes at least 60 us */
+#define SPIN_NS 500000 /* a waiting thread polls this long before it sleeps, since a sleep takes at least 60 us */
 #define MEMORY_TYPE_ATTRIBUTE 2
 #define IS_MANAGED_ATTRIBUTE 8
 #define MEMORY_TYPE_HOST 1
@@ -61,7 +61,7 @@ static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
         if (fd >= 0)
             close(fd);
         if (page) {
-            mine->link.page = NULL; /* other threads must not see the page before all fields are set */
+            mine->link.page = NULL; /* other threads must not see the copy page before all fields of the link are set */
             atomic_thread_fence(memory_order_seq_cst);
             mine->link = (struct copy_link){NULL, terms->queue, terms->participant, (uint32_t)(gpu - cot_gpu_at(0))};
             __atomic_store_n(&mine->link.page, page, __ATOMIC_RELEASE);
@@ -226,7 +226,7 @@ CUresult cot_copy_over_link(const struct host_copy *copy)
         return whole(copy);
     }
     int cancel;
-    /* a thread that were cancelled while it waits would keep its locks */
+    /* a thread that were cancelled while it waits for a slot would never release the locks that it holds */
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     CUresult result = paced(&link, copy);
     pthread_setcancelstate(cancel, NULL);

@@ -40,7 +40,7 @@ static uint64_t device_words(void)
     return address;
 }
 
-static struct copy_record *take_record(void) /* the caller holds cot_copy_lock */
+static struct copy_record *take_record(void) /* the caller holds cot_copy_lock, which protects the wait words */
 {
     for (uint32_t i = 0; i < COPY_RECORDS; i++)
         if (!cot_copy_records[i].taken) {
@@ -89,7 +89,8 @@ static uint64_t calls_so_far(void)
     return cot_calls_sum(cot_thread->gpu).started;
 }
 
-static void follow(struct copy_record *record, const struct host_copy *copy) /* the caller holds cot_copy_lock */
+/* the caller holds cot_copy_lock, which protects the list of pending copies */
+static void follow(struct copy_record *record, const struct host_copy *copy)
 {
     bool directly = last.record && last.stream == copy->stream && last.direction == copy->direction &&
                     last.record->serial == last.serial && last.record->link.page == record->link.page &&
@@ -98,7 +99,7 @@ static void follow(struct copy_record *record, const struct host_copy *copy) /* 
     record->before_serial = last.serial;
 }
 
-/* the caller holds cot_copy_lock */
+/* the caller holds cot_copy_lock, which protects the list of pending copies */
 static void note_last(const struct copy_record *record, uint64_t serial, const struct host_copy *copy)
 {
     last.stream = copy->stream;
@@ -209,7 +210,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
         if (issued == 0)
             cot_copies_enter();
         else
-            /* this thread polls now, too, so it has no precedence over other polling threads */
+            /* this thread polls now, too, so the other polling threads need not let it take the lock first */
             pthread_mutex_lock(&cot_copy_lock);
         if (record->serial == serial)
             cot_copies_advance();
@@ -230,7 +231,8 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
             asked = now;
             CUresult state = ask_stream(copy->stream);
             if (state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY)
-                result = state; /* the context has failed */
+                /* the context of the copy has failed, so the stream will never reach the remaining pieces */
+                result = state;
         }
         if (may_nap(now, moved, due))
             cot_nap_for(COPY_NAP_NS);

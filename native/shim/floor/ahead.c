@@ -22,7 +22,8 @@
 #define HOLDERS_A_WORD 4
 #define LATELY_NS 10000000
 #define WINDOW_NS 10000000
-#define STAY_NS INT64_C(2000000000) /* after this time the shim measures again how long launches wait on the host */
+/* after this time the shim measures again how long the program's launches wait on the host */
+#define STAY_NS INT64_C(2000000000)
 
 
 /* Returns whether launches may wait on the device. Tenants that use turns may not: a turn ends only when all
@@ -132,8 +133,8 @@ static void *watch(void *unused)
             struct floor *floor = __atomic_load_n(&cot_gpu_at(g)->floor, __ATOMIC_ACQUIRE);
             if (!floor)
                 continue;
-            /* an LS process may have set its flag on the previous agent's page after this process began to use the
-             * new page */
+            /* an LS process may have set its flag on the previous agent's page after this process began to use the new
+             * agent's page */
             lower_all(__atomic_load_n(&floor->ahead.before, __ATOMIC_ACQUIRE));
             lower_silent(floor->page, __atomic_load_n(&floor->ahead.shown, __ATOMIC_ACQUIRE));
         }
@@ -142,7 +143,7 @@ static void *watch(void *unused)
     return NULL;
 }
 
-static void start_watch(void) /* the caller holds cot_capture_lock */
+static void start_watch(void) /* the caller holds cot_capture_lock, which protects runs_in */
 {
     static pid_t runs_in;
     if (runs_in != getpid() && cot_start_thread(watch, NULL))
@@ -228,7 +229,7 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         }
         if (floor->oldest == floor->newest || cot_exiting())
             break;
-        /* the work may wait for an event that the program records only after this launch */
+        /* the work that was launched may wait for an event that the program records only after this launch */
         if (floor->stalled || now - progress > COT_STALL_NS) {
             floor->stalled = true;
             break;

@@ -84,7 +84,7 @@ static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_cl
     for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++) {
         int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED);
         uint8_t raised = __atomic_load_n(&page->raised[i], __ATOMIC_RELAXED);
-        if (raised && age_ns < limit_ns && age_ns > -limit_ns) /* ignore timestamps in the future */
+        if (raised && age_ns < limit_ns && age_ns > -limit_ns) /* a time in the future is no heartbeat */
             found = !found || raised == work_class ? raised : found;
     }
     return found;
@@ -98,7 +98,7 @@ bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns)
 static struct floor_rule current_rule(const struct floor *floor, const struct gpu *gpu, struct work work)
 {
     const struct cotenant_floor *page = floor->page;
-    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* without an agent, floor_parts is out of date */
+    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* out of date while no agent runs to update it */
     uint64_t in_flight_us = floor->in_flight_us ? floor->in_flight_us : page->in_flight_us;
     return (struct floor_rule){.scheme = page->scheme,
                                .overlap_permille = page->overlap_permille,
@@ -157,7 +157,7 @@ static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int6
             __builtin_ia32_pause();
 }
 
-/* When and under which rule a launch was allowed, and the class of the LS work that was active at that time. */
+/* When a launch was allowed, under which rule, and the work class of the LS work that was active at that time. */
 struct leave {
     struct floor_rule rule;
     uint32_t ls_class;
@@ -271,7 +271,7 @@ bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
     if (cost->key != key || t->stream->handle != stream || atomic_load_explicit(&calls->handle, memory_order_relaxed) != stream ||
         atomic_load_explicit(&cot_captures, memory_order_relaxed) > 0 || cot_profiling)
         return false;
-    cot_count(&calls->started, 1); /* the increment must precede the check of `open`: see cot_calls_close */
+    cot_count(&calls->started, 1); /* the launch is counted before `open` is checked: cot_calls_close says why */
     if (atomic_load_explicit(&calls->open, memory_order_relaxed) &&
         (page->scheme == COTENANT_SCHEME_FREE || page->present == 0 || cot_floor_goes_on(t, cost)))
         return true;
@@ -286,7 +286,7 @@ static void count_launch(struct floor *floor, struct thread *t, struct cost *cos
         open->began_ns = now_ns;
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
-    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* the lock of the LS gate protects this counter */
+    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* floor->lock protects this counter */
 }
 
 /* Lets a launch go now, with a wait in its stream for the end of LS work. False: it must wait on the host instead. */

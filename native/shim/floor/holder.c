@@ -17,7 +17,7 @@
 #include "abi/floor.h"
 #include "shim.h"
 
-#define LOOK_UP_NS 150000    /* poll interval while the flag is set */
+#define LOOK_UP_NS 150000    /* time between two polls of the process's streams while its LS-activity flag is set */
 #define LINGER_NS 60000
 #define LOOK_DOWN_NS 1000000
 
@@ -170,7 +170,7 @@ void cot_holder_join(struct gpu *gpu)
     holder->words = words;
     holder->index = reply.header.slot;
     memcpy(&terms, reply.body.bytes, sizeof terms);
-    /* class 0 would mean that the process is not active */
+    /* work class 0 on the gate page would mean that the process is not active */
     holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN;
     bool up = holder->up;
     pthread_mutex_unlock(&holder->lock);

@@ -4,10 +4,12 @@
 #define _GNU_SOURCE
 #include "floor/pieces.h"
 
-#define CHAIN 8              /* between two events there are at most this many batches */
+#define CHAIN 8              /* at most this many batches of launches lie between two events */
 #define DOUBT 4
-#define WRONG 0.1            /* after a measured time whose error is larger, each of the next batches gets an event */
-#define NOISE 0.05           /* if the error is smaller, only part of it corrects the estimate */
+/* if the error of a measured time is larger than this, each of the next batches gets an event */
+#define WRONG 0.1
+/* if the error of a measured time is smaller than this, only a part of the error corrects the estimate */
+#define NOISE 0.05
 #define NOISE_GAIN 0.25
 /* If this many successive measured times are too long, waits for LS work are not the cause, since LS work does not
  * overlap all of them. */
@@ -20,8 +22,8 @@
 static uint32_t scaled_in[(1 << COST_BITS) + COST_BESIDE];
 static uint32_t chain_number;
 
-/* Called when another context of the process launches. The work in flight of the previous context is taken to end
- * first. */
+/* Called when the program launches in another context than before. The work in flight of the previous context is taken
+ * to end first. */
 void cot_pieces_switch(struct floor *floor, CUcontext context)
 {
     if (cot_piece(floor, floor->newest)->count > 0)
@@ -55,7 +57,7 @@ void cot_pieces_forget(struct floor *floor, CUcontext gone)
 
 bool cot_pieces_full(const struct floor *floor)
 {
-    /* the batches between the origin and the oldest one stay in the ring, too */
+    /* ended batches between the origin and the oldest unfinished one still occupy entries of the ring */
     return floor->newest - floor->oldest >= PIECES - 2 - CHAIN;
 }
 

@@ -15,12 +15,13 @@
 #define PIECE_LOG 64
 #define AHEAD_STREAMS 4
 
-/* no event could be recorded, so the batch corrects no estimate */
+/* no event could be recorded after this batch, so the batch corrects no estimate */
 enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 };
 
 struct piece {
     CUevent event;
-    CUcontext context;                /* the context of the event; destroying it destroys the event */
+    /* the CUDA context of the event; when it is destroyed, the event is destroyed, too */
+    CUcontext context;
     enum piece_end end;
     /* as far as the shim knows, the GPU was busy between the previous batch and this one */
     bool exact;
@@ -87,7 +88,7 @@ struct floor {
     uint32_t slow;
     double least_slow;                /* smallest ratio of measured to estimated time in that succession */
     uint32_t doubt;                   /* each of this many further batches gets an event */
-    /* the open batch is the first launch of a kernel, and an event was recorded before it, so that its time is
+    /* the open batch is the first launch of a kernel, and an event was recorded before it, so that the kernel's time is
      * measured */
     bool open_solo;
     int64_t late_ns;                  /* how much later than requested a sleep of this thread usually ends */
@@ -96,7 +97,7 @@ struct floor {
     int64_t yield_at_ns;              /* time before which the thread does not yield the processor again */
     /* no batch has ended for a long time, so launches no longer wait for one; reset when a batch ends */
     bool stalled;
-    struct stream *stream;            /* the stream of the open batch */
+    struct stream *stream;            /* the stream into which the launches of the open batch go */
     CUstream handle;
     struct thread *thread;
     struct floor_ticks ticks;

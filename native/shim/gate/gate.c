@@ -16,7 +16,7 @@
 
 #include "shim.h"
 
-/* longest wait for a fence, after which the thread may launch a little more */
+/* longest wait for a fence to complete, after which the thread may launch a little more */
 #define STALL_PATIENCE_NS UINT64_C(100000000)
 
 static struct cotenant_slot no_slot;
@@ -136,7 +136,7 @@ static uint32_t gang_mask(void)
     return mask;
 }
 
-static void request_turn(struct gpu *gpu) /* the caller holds cot_lock */
+static void request_turn(struct gpu *gpu) /* the caller holds cot_lock, which protects turns */
 {
     struct cotenant_token_request request = {.burst_ns = gpu->burst_ns, .gap_ns = gpu->gap_ns,
                                              .waiting_since_ns = gpu->waiting_since_ns, .gang_mask = gang_mask(),
@@ -268,9 +268,10 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (gpu->holder)
         cot_holder_raise(gpu->holder);
     if (gpu->floor || gpu->holder || cot_profiling) {
-        t->calls->budget_ns = -1; /* so that every launch takes the slow path */
+        t->calls->budget_ns = -1; /* no budget is left for the hot path, so every launch takes the slow path */
         if (gpu->floor && !atomic_load_explicit(&t->calls->open, memory_order_relaxed))
-            cot_calls_open(t->calls); /* so that cot_floor_try may allow launches */
+            /* the thread's counters are open again, so that cot_floor_try may allow its launches */
+            cot_calls_open(t->calls);
         return GATE_GO;
     }
     struct calls *calls = t->calls;

@@ -11,10 +11,10 @@ HIDDEN struct gpu *cot_thread_gpu(void);
 HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
 HIDDEN struct gpu *cot_gpu_at(uint32_t index);
 HIDDEN uint32_t cot_gpu_count(void);
-HIDDEN void cot_sync_begin(void);    /* called before a driver call in which the host waits for the GPU */
+HIDDEN void cot_sync_begin(void);    /* called before a driver call in which the host waits for the GPU's work */
 HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
 HIDDEN void cot_gate_begin_close(struct gpu *gpu, uint32_t reason);
-/* returns the time in ns until the helper thread must call it again */
+/* advances the turns of this process; returns the time in ns until the helper thread must call it again */
 HIDDEN uint64_t cot_gates_advance(uint64_t now_ns);
 HIDDEN void cot_gates_agent_lost(uint32_t fail_mode);
 HIDDEN void cot_gates_exit(void);
@@ -29,7 +29,8 @@ HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
 HIDDEN void cot_gpus_after_reconnect(void);
 /* called on the helper thread after a PAGE_UPDATE message, since the process may have been restored on other GPUs */
 HIDDEN void cot_gpus_follow(void);
-HIDDEN void cot_gpus_join_again(void); /* starts a thread that retries to join the LS gates */
+/* starts a thread that tries again to join the LS gates of this process's GPUs */
+HIDDEN void cot_gpus_join_again(void);
 HIDDEN uint64_t cot_total_launches(void);
 HIDDEN uint32_t cot_total_contexts(void);
 
@@ -47,7 +48,7 @@ HIDDEN void cot_kernels_start(void);
 HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream);
 HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 
-HIDDEN const char *cot_kernel_name(CUfunction function); /* returns NULL if the driver does not know the function */
+HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not know the function */
 
 #define HASH_BASIS UINT64_C(14695981039346656037) /* FNV-1a, 64 bits */
 static inline uint64_t cot_hash(uint64_t hash, const void *data, size_t length)

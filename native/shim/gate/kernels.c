@@ -13,7 +13,8 @@
 #include "abi/floor.h"
 #include "shim.h"
 
-#define KINDS 4096 /* a power of two, since hashes are reduced to indices by a mask */
+/* number of entries of the table of kernels: a power of two, since hashes are reduced to indices by a mask */
+#define KINDS 4096
 #define PAIRS 256
 #define END_PATIENCE_NS UINT64_C(2000000000)
 
@@ -156,7 +157,8 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
     collect();
     struct pair *pair = newest - oldest < PAIRS ? &pairs[newest % PAIRS] : NULL;
     if (pair && pair->context != cot_thread->context) {
-        pair->before = pair->after = NULL; /* the other context was destroyed together with these events */
+        /* the context in which these two events were recorded was destroyed, and the events with it */
+        pair->before = pair->after = NULL;
         pair->context = cot_thread->context;
     }
     CUresult (*create)(CUevent *, unsigned) = REAL(cuEventCreate);

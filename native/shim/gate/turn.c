@@ -13,9 +13,9 @@
 #define PUBLISH_NS 200000000
 /* shortest time between two checks whether the GPU has drained, while other tenants wait for this turn */
 #define IDLE_LOOK_NS 100000
-#define LOOK_AGAIN_NS UINT64_C(1000000000) /* longest time between two checks of a turn */
-/* longest time between two checks if nothing is due: if the program closes the shim's files, no message of the agent
- * arrives */
+#define LOOK_AGAIN_NS UINT64_C(1000000000) /* longest time between two checks of one turn */
+/* longest time between two checks if no turn needs one. They are needed because a program may close the shim's files:
+ * then no message of the agent arrives. */
 #define FAR_NS UINT64_C(2000000000)
 #define NO_LAUNCH_CHECK_NS UINT64_C(1000000000)
 #define FLOOR_CHECK_NS UINT64_C(500000000)
@@ -24,7 +24,8 @@ static uint64_t last_check_ns;
 static bool warned_no_launch;
 
 
-void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* the caller holds cot_lock */
+/* the caller holds cot_lock, which protects the state of turns */
+void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns)
 {
     if ((gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING) && epoch == gpu->turn_epoch)
         /* The turn is already ending, so this late change of its deadline has no effect. The agent will receive the
@@ -59,7 +60,8 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* th
     pthread_cond_broadcast(&cot_changed);
 }
 
-void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* the caller holds cot_lock */
+/* the caller holds cot_lock, which protects the state of turns */
+void cot_gate_begin_close(struct gpu *gpu, uint32_t reason)
 {
     __atomic_store_n(&gpu->epoch, EPOCH_CLOSED, __ATOMIC_SEQ_CST);
     cot_calls_close(gpu);
@@ -68,7 +70,8 @@ void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* the caller holds 
     gpu->close_began_ns = cot_now_ns();
 }
 
-static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* the caller holds cot_lock */
+/* the caller holds cot_lock, which protects the state of turns */
+static void report_release(struct gpu *gpu, bool drained, uint64_t now)
 {
     struct call_counts counts = cot_calls_sum(gpu);
     uint64_t calls = counts.started - gpu->started_at_grant;
@@ -98,7 +101,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* the c
     cot_agent_send(COTENANT_TOKEN_RELEASE, gpu->slot, &release, sizeof release);
 }
 
-/* Advances a turn that is ending. Returns the time in ns until the next check. */
+/* Advances a turn that is ending by the steps that are possible now. Returns the time in ns until the next check. */
 static uint64_t advance_close(struct gpu *gpu, uint64_t now)
 {
     if (gpu->state == GATE_CLOSING) {

@@ -9,16 +9,16 @@
 #include "abi/floor.h"
 #include "shim.h"
 
-#define SEEN 1024 /* a power of two, since hashes are reduced to indices by a mask */
+#define SEEN 1024 /* number of entries of the cache: a power of two, since hashes are reduced to indices by a mask */
 
 struct seen {
-    struct kernel_shape shape; /* the entry is empty if shape.function is NULL */
+    struct kernel_shape shape; /* a kernel that was looked up; the entry is empty if shape.function is NULL */
     struct work work;
 };
 
 struct table {
     uint32_t count;
-    const struct cotenant_kernel *entries; /* the rows of the table, ordered by key */
+    const struct cotenant_kernel *entries; /* the rows of the tenant's kernel table, ordered by key */
 };
 
 bool cot_kernels_known;

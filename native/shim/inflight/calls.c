@@ -90,8 +90,8 @@ void cot_calls_close(struct gpu *gpu)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Called when a stream is destroyed or its record is reused, so that the next launch with this handle takes the slow
- * path. */
+/* Called when a stream is destroyed or its record is reused, so that the next launch into a stream with this handle
+ * takes the slow path. */
 void cot_calls_forget_stream(CUstream handle)
 {
     pthread_mutex_lock(&list_lock);

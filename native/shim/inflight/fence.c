@@ -23,7 +23,7 @@
 #define TOLERANCE 0.1 /* predictions with a smaller relative error are not corrected */
 
 
-/* number of the interval that last corrected a cost, by cost */
+/* for each cost, the number of the last interval whose measured time corrected it */
 static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE];
 static _Atomic uint32_t interval_number;
 
@@ -72,7 +72,7 @@ void cot_interval_begin(struct thread *t)
     t->calls->log_step = noted;
     t->calls->budget_ns = t->budget_begin_ns = alone && !ring->doubt ? INTERVAL_ALONE_NS : INTERVAL_NS;
     if (t->gpu->floor)
-        /* so that every launch takes the slow path and checks the LS gate */
+        /* no budget is left for the hot path, so that every launch takes the slow path and checks the LS gate */
         t->calls->budget_ns = t->budget_begin_ns = -1;
     ring->began_ns = cot_now_ns();
 }
@@ -104,7 +104,7 @@ void cot_interval_note(struct thread *t)
     if (t->calls->log_step == 0)
         cot_fence_close(t, false);
     else if (cot_interval_is_empty(t))
-        cot_interval_begin(t); /* a new interval is begun because it may have to be shorter than the current one */
+        cot_interval_begin(t); /* the new interval may have to be shorter than the empty one, so it is begun anew */
 }
 
 /* Forgets all fences. The caller holds cot_capture_lock. `destroy`: the context still exists, so the events must be
@@ -141,7 +141,7 @@ static int64_t predict(const struct fence *fence)
 static void learn(struct ring *ring, const struct fence *fence, double elapsed_ns)
 {
     double ratio = elapsed_ns / (double)fence->predicted_ns;
-    /* the measured time may include idle time of the GPU, so it is only an upper bound */
+    /* the measured time may include idle time of the GPU, so it is only an upper bound of the launches' time */
     bool bound_only = !fence->exact && !fence->before_sync;
     if (bound_only && ratio > 2.0)
         ring->probe = true;
@@ -188,7 +188,8 @@ static void resolve_locked(struct ring *ring)
         ring->outstanding_ns -= fence->predicted_ns;
         ring->oldest++;
         ring->more_ns = ring->stalls = 0;
-        if (state != CUDA_SUCCESS) { /* the context has failed; the program gets the error from its own calls */
+        /* the context has failed; the program learns of that from its own calls of the driver */
+        if (state != CUDA_SUCCESS) {
             cot_ring_forget(ring, false);
             return;
         }

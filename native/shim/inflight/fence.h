@@ -43,7 +43,8 @@ struct fence {
  * recorded at the end of the current interval. */
 struct ring {
     CUcontext context;
-    uint32_t oldest, newest;          /* both only increase; indices are taken modulo FENCES */
+    /* counters of fences, which only increase; indices into the ring are taken modulo FENCES */
+    uint32_t oldest, newest;
     uint32_t stalls;                  /* number of times that the present oldest fence did not complete in time */
     /* how much more work than allowed may be launched, because the oldest fence did not complete */
     int64_t more_ns;

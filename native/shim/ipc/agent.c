@@ -66,7 +66,7 @@ void cot_agent_wake_helper(void)
 {
     uint64_t one = 1;
     if (wake_fd >= 0 && write(wake_fd, &one, sizeof one) < 0)
-        return; /* the counter of the eventfd is full, so the helper thread is already about to wake up */
+        return; /* the counter of the eventfd is full, so the helper thread will wake up in any case */
 }
 
 /* ---- receiving ---- */
@@ -112,7 +112,7 @@ static void handle(const struct cotenant_message *message, int *passed_fd)
     }
 }
 
-static void agent_lost(void) /* the caller holds cot_lock */
+static void agent_lost(void) /* the caller holds cot_lock, which protects the state of the connection */
 {
     if (agent_fd >= 0)
         close(agent_fd);
@@ -142,7 +142,8 @@ static void receive_all(void)
             close(passed_fd);
         passed_fd = -1;
         if (page_changed)
-            cot_gpus_follow(); /* before the next message is handled, since that one may grant a turn on the new GPU */
+            /* the GPUs change before the next message is handled, since that message may grant a turn on the new GPU */
+            cot_gpus_follow();
         page_changed = false;
     }
 }

@@ -49,12 +49,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects all variabl
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct object objects[MOST_OBJECTS];
 static uint32_t object_count;
-static struct cotenant_channel_group told[MOST_GROUPS]; /* the channel groups as last reported to the agent */
+/* the channel groups as this process last reported them to the agent */
+static struct cotenant_channel_group told[MOST_GROUPS];
 static uint32_t told_count;
 static _Atomic bool changed;
 
 static int (*next_ioctl)(int, unsigned long, ...);
-static int (*driver_ioctl)(int, unsigned long, void *); /* stands in for ioctl if the driver is the software GPU */
+/* the function to call instead of ioctl if the driver is the software GPU */
+static int (*driver_ioctl)(int, unsigned long, void *);
 
 void cot_channels_driver(int (*call)(int, unsigned long, void *))
 {
@@ -88,7 +90,7 @@ static bool is_generation_of(uint32_t class, uint32_t kind)
 
 static void gone(uint32_t client, uint32_t handle);
 
-static void made(struct object object) /* the caller holds lock */
+static void made(struct object object) /* the caller holds `lock`, which protects the table of objects */
 {
     bool matters = is_root(object.class) || object.class == CLASS_DEVICE || object.class == CLASS_SUBDEVICE ||
                    object.class == CLASS_GROUP || is_generation_of(object.class, ANY_CHANNEL) ||

@@ -6,20 +6,22 @@
 
 /* ---- wire.c ---- */
 HIDDEN void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint32_t slot, const void *body, size_t bytes);
-/* duplicates the descriptor to a high number if possible, and closes the original one */
+/* moves a descriptor to a high number, which programs do not use: duplicates it if possible, and closes the original
+ * one */
 HIDDEN int cot_wire_high(int fd);
 HIDDEN int cot_wire_send(int fd, struct cotenant_message *message);
 HIDDEN int cot_wire_send_with(int fd, struct cotenant_message *message, int passed);
-/* the receiving functions return 1: received; 0: there is no message; -1: connection lost; -2: invalid message */
+/* the functions that receive a message return 1: received; 0: there is no message; -1: connection lost; -2: invalid
+ * message */
 HIDDEN int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd);
 HIDDEN int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_fd);
 HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet);
 
 /* ---- channels.c ---- */
 HIDDEN void cot_channels_driver(int (*call)(int fd, unsigned long request, void *argument));
-/* sends the channel groups that have changed since the last call; called on the helper thread */
+/* sends the agent the channel groups that have changed since the last call; called on the helper thread */
 HIDDEN void cot_channels_report(int agent_fd);
-HIDDEN void cot_channels_report_again(void);   /* makes the next report contain all groups */
+HIDDEN void cot_channels_report_again(void);   /* makes the next report to the agent contain all channel groups */
 
 /* ---- rpc.c ---- */
 HIDDEN int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes);
@@ -41,7 +43,7 @@ HIDDEN void cot_rpc_reset_after_fork(void);
 /* ---- agent.c ---- */
 HIDDEN int cot_agent_connect(void); /* returns 0, or the CUresult that the program gets */
 HIDDEN bool cot_agent_is_connected(void);
-HIDDEN int cot_agent_fd(void); /* returns -1 if the process is not connected */
+HIDDEN int cot_agent_fd(void); /* sends a message to the agent; returns -1 if the process is not connected */
 HIDDEN void cot_agent_wake_helper(void);
 HIDDEN struct cotenant_page *cot_agent_page(void);
 HIDDEN uint32_t cot_fail_mode(void);

@@ -16,17 +16,18 @@
 
 struct pending {
     uint64_t sequence;
-    int outcome; /* 0: waiting; 1: the reply has come; -1: the agent was lost */
+    /* state of a call that waits for a reply of the agent: 0: waiting; 1: the reply has come; -1: the agent was lost */
+    int outcome;
     struct cotenant_message *reply;
     int *passed_fd; /* where to store the descriptor that comes with the reply; NULL: the caller expects none */
     struct pending *next;
 };
 
-static struct pending *pending_calls; /* cot_lock protects this and the variables below */
-static uint64_t heard_ns;             /* time of the agent's last message */
+static struct pending *pending_calls; /* cot_lock protects this list of waiting calls and the variables below */
+static uint64_t heard_ns;             /* time of the agent's last message to this process */
 /* time at which the shim sent a query to a silent agent; 0: no query is outstanding */
 static uint64_t asked_ns;
-static uint64_t question;             /* sequence number of that query */
+static uint64_t question;             /* sequence number of the query to the silent agent */
 
 int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
 {
@@ -128,7 +129,7 @@ void cot_rpc_wait(void)
         cot_wire_fill(&ask, COTENANT_MEMORY_QUERY, COTENANT_NO_SLOT, &what, sizeof what);
         question = ask.header.sequence;
         asked_ns = now;
-        /* the result does not matter: if the socket is full, the agent could not answer either */
+        /* it does not matter whether the query can be sent: if the socket is full, the agent could not answer either */
         cot_wire_send(cot_agent_fd(), &ask);
     } else if (cot_rpc_agent_hangs())
         cot_agent_wake_helper();

@@ -150,7 +150,7 @@ static int open_socket(void)
     }
     memcpy(address.sun_path, path, strlen(path));
     int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    /* this also limits how long a send waits if the agent is suspended and its socket is full */
+    /* the time limit applies to sends, too, so none waits longer if the agent is suspended and its socket is full */
     struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
@@ -172,7 +172,7 @@ static bool map_page(int fd, struct cotenant_page **page)
         munmap(mapped, COTENANT_PAGE_BYTES);
         return false;
     }
-    *page = mapped; /* the page of the previous connection stays mapped, since another thread may still use it */
+    *page = mapped; /* the shared page of the previous connection stays mapped, since another thread may still use it */
     return true;
 }
 

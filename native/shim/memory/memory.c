@@ -54,7 +54,7 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
             *reservation = reply.body.memory.reservation;
             return reply.header.status == COTENANT_OK       ? CUDA_SUCCESS
-                   /* the tenant oversubscribes, and other tenants occupy the memory now */
+                   /* allowed, since the tenant oversubscribes the GPU, but other tenants occupy the memory now */
                    : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY
                                                             : CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -167,7 +167,7 @@ void cot_memory_taken_out(struct holding *holding, bool freed)
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Called when the last context on a GPU was destroyed together with all its allocations. */
+/* Called when the last context of this process on a GPU was destroyed together with all its allocations. */
 void cot_memory_forget_gpu(struct gpu *gpu)
 {
     cot_pools_forget_gpu(gpu);
@@ -215,7 +215,7 @@ void cot_memory_report_host(void)
         pthread_mutex_lock(&memory_lock);
         struct cotenant_memory state = {.family = COTENANT_MEMORY_HOST, .bytes = host_held};
         pthread_mutex_unlock(&memory_lock);
-        /* cot_agent_send returns 0 if the agent was lost again */
+        /* if the report cannot be sent, the agent was lost again; the next agent gets it, since host_stale stays set */
         told = cot_agent_send(COTENANT_MEMORY_STATE, COTENANT_NO_SLOT, &state, sizeof state) != 0;
         pthread_mutex_lock(&memory_lock);
         if (!told && state.bytes == host_held) {
@@ -256,7 +256,7 @@ void cot_memory_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&memory_lock, &fresh, sizeof fresh);
-    memset(buckets, 0, sizeof buckets); /* the child must not release memory that its parent holds */
+    memset(buckets, 0, sizeof buckets); /* the child of a fork must not report memory as freed that its parent holds */
     host_held = 0;
     host_stale = false;
 }

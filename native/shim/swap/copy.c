@@ -94,7 +94,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     return lane;
 }
 
-struct stretch { /* the source and destination of a copy by the mover */
+struct stretch { /* a copy that the mover thread makes: its source and its destination */
     CUdeviceptr device;
     uint8_t *host;
     bool out;

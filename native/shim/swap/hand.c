@@ -70,7 +70,8 @@ bool cot_hand_send(int memory, uint64_t bytes)
     return sent;
 }
 
-int cot_hand_receive(int socket, uint64_t *number, int flags) /* returns -1 if no descriptor has arrived */
+/* returns the received descriptor; -1 if none has arrived */
+int cot_hand_receive(int socket, uint64_t *number, int flags)
 {
     union control control;
     struct iovec part = {.iov_base = number, .iov_len = sizeof *number};

@@ -10,7 +10,8 @@
 
 pthread_mutex_t cot_swap_lock = PTHREAD_MUTEX_INITIALIZER;
 struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
-static struct region *buckets[BUCKETS];       /* hash table, by the first address in units of SWAP_GRANULE */
+/* hash table of all regions, by the first address of the region in units of SWAP_GRANULE */
+static struct region *buckets[BUCKETS];
 static _Atomic uint32_t region_count;
 
 bool cot_swap_any(void)
@@ -78,7 +79,8 @@ struct region *cot_swap_find_start(CUdeviceptr address)
     return region;
 }
 
-void cot_swap_unlink(struct region *region) /* the caller holds cot_lock and cot_swap_lock */
+/* the caller holds cot_lock and cot_swap_lock, which protect the list of regions and its sums */
+void cot_swap_unlink(struct region *region)
 {
     for (struct region **link = bucket(region->address); *link; link = &(*link)->next)
         if (*link == region) {
@@ -201,7 +203,8 @@ void cot_swap_list_reset(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&cot_swap_lock, &fresh, sizeof fresh);
-    for (uint32_t b = 0; b < BUCKETS; b++) /* the child of a fork must not keep memory in use that its parent frees */
+    /* the child of a fork must not keep device memory in use that its parent frees */
+    for (uint32_t b = 0; b < BUCKETS; b++)
         for (struct region *region = buckets[b]; region; region = region->next)
             for (uint32_t i = 0; i < region->pieces; i++) {
                 int memory = cot_hand_part_with(&region->piece[i]);

@@ -16,7 +16,7 @@
 /* memory that another process has freed may become available with a delay of up to this time */
 #define FULL_PATIENCE_NS UINT64_C(1000000000)
 
-struct flight { /* a piece that is being copied */
+struct flight { /* a piece of a region that the mover is copying */
     struct region *region;
     uint32_t index;
 };
@@ -25,10 +25,10 @@ struct move {
     const struct swap_order *order;
     struct lane *lane;
     struct flight flights[SWAP_TICKETS];
-    /* number of copies that have begun, and number of those that have ended; both only increase */
+    /* number of the move's copies that have begun, and of those that have ended; both only increase */
     uint32_t begun, ended;
     uint64_t moved_bytes;     /* sum of the sizes of the pieces whose copies have ended */
-    uint64_t told_bytes;      /* number of bytes that was last reported to the agent */
+    uint64_t told_bytes;      /* number of moved bytes that was last reported to the agent */
     uint64_t started_bytes;
     uint64_t waited_ns;       /* time in which the move waited for MOVE_ALLOW */
     uint64_t mapping_ns, copying_ns, handed_bytes;
@@ -88,7 +88,7 @@ static void land(struct move *move)
         if (move->result == CUDA_SUCCESS)
             move->result = result;
         if (!out && !flight->region->managed)
-            /* the contents are still in host memory, so the piece stays evicted */
+            /* the contents of the piece are still in host memory, so the piece stays evicted */
             cot_swap_unmap_piece(flight->region, flight->index);
         return;
     }
@@ -256,7 +256,8 @@ static uint32_t move_in(struct move *move)
         land_all(move);
         free(list);
         if (move->started_bytes == before && move->result == CUDA_SUCCESS)
-            usleep(200); /* nothing could be moved yet: another thread is about to add an allocation to the list */
+            /* no contents could be moved yet, because another thread is about to add an allocation to the list */
+            usleep(200);
     }
     if (move->result == CUDA_ERROR_OUT_OF_MEMORY)
         return COTENANT_OUT_OF_MEMORY;
@@ -283,7 +284,7 @@ void *cot_swap_mover(void *unused)
             cot_say("moving memory %s the GPU failed with CUDA error %d; no contents are lost", out ? "off" : "to",
                     move.result);
         if (status != COTENANT_OK && order.sequence == 0)
-            /* the agent does not wait for this move, which the shim itself started, so it is retried later */
+            /* the agent does not wait for this move, which the shim itself started, so the shim tries again later */
             usleep(200000);
         cot_hand_free();
         cot_hand.socket = -1;

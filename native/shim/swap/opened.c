@@ -27,7 +27,8 @@ bool cot_share_is_handle(const struct cu_ipc_handle *handle)
     return memcmp(handle, SHARE_MAGIC, sizeof SHARE_MAGIC) == 0;
 }
 
-static struct opened *find(CUdeviceptr address) /* the caller holds lock or open_lock */
+/* the caller holds `lock` or `open_lock`, so that the list of opened memory does not change */
+static struct opened *find(CUdeviceptr address)
 {
     for (struct opened *opened = openings; opened; opened = opened->next)
         if (address - opened->address < opened->size.bytes)
@@ -41,7 +42,7 @@ static uint64_t piece_bytes(const struct share_offer *size, uint64_t index)
     return left < size->piece_bytes ? left : size->piece_bytes;
 }
 
-/* Unmaps the first `pieces` pieces and frees the range of addresses. */
+/* Unmaps the first `pieces` pieces of an opened region, and frees its range of addresses. */
 static void unmap(const struct opened *opened, uint64_t pieces)
 {
     for (uint64_t i = 0; i < pieces; i++)
@@ -163,7 +164,7 @@ bool cot_share_close(CUdeviceptr address, CUresult *result)
     if (last)
         take_out(opened);
     pthread_mutex_unlock(&open_lock);
-    /* enqueued work may still use the memory, so it is awaited */
+    /* enqueued work may still use the opened memory, so the end of that work is awaited first */
     *result = last ? REAL(cuCtxSynchronize)() : CUDA_SUCCESS;
     if (last) {
         unmap(opened, opened->size.pieces);

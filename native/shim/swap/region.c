@@ -87,7 +87,7 @@ CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 
 /* ---- regions ---- */
 
-static void destroy(struct region *region) /* the region is not in the list of allocations */
+static void destroy(struct region *region) /* the caller has removed the region from the list of allocations */
 {
     if (region->shared)
         cot_share_end(region);
@@ -341,7 +341,8 @@ bool cot_swap_free(CUdeviceptr address, CUresult *result)
         return true;
     }
     pthread_mutex_lock(&cot_swap_lock);
-    region = allocated_at(address, &index); /* another thread may have freed the memory in the meantime */
+    /* another thread may have freed the memory while this thread waited */
+    region = allocated_at(address, &index);
     bool gone = region && (!region->slab || free_slot(region->slab, index));
     bool was_away = cot_swap_of(gpu)->away_bytes > 0;
     if (gone)

@@ -18,11 +18,11 @@
 
 #include "swap/share.h"
 
-struct shared { /* a region for which a handle was made */
+struct shared { /* a region of this process for which a handle was made */
     struct region *region;
     uint64_t serial;
     struct shared *next;
-    int memory[]; /* descriptors of the memory of the region's pieces */
+    int memory[]; /* a descriptor of the device memory of each piece of the region */
 };
 
 /* held to make a handle, which only one thread does at a time; it is taken before `lock` */
@@ -87,7 +87,7 @@ static void serve(int fd)
             going = going && cot_hand_pass(fd, copies[i], i, 0);
             close(copies[i]);
         } else
-            going = false; /* the process has no descriptors left; the other process sees that the connection closes */
+            going = false; /* this process has no free descriptors; the other process sees that the connection closes */
     free(copies);
 }
 
@@ -101,12 +101,12 @@ static void *server(void *unused)
             serve(fd);
             close(fd);
         } else if (errno != EINTR && errno != ECONNABORTED)
-            cot_nap_for(COT_STALL_NS); /* the process has no descriptors left, so it accepts the connection later */
+            cot_nap_for(COT_STALL_NS); /* this process has no free descriptors, so it accepts the connection later */
     }
     return NULL;
 }
 
-static bool start_server(void) /* the caller holds export_lock */
+static bool start_server(void) /* the caller holds export_lock, so only this thread makes a handle */
 {
     struct sockaddr_un address;
     if (listener >= 0)
@@ -144,7 +144,7 @@ static struct shared *describe(struct region *region)
     return shared;
 }
 
-/* the caller holds export_lock */
+/* the caller holds export_lock, so only this thread makes a handle */
 static CUresult export(CUdeviceptr address, struct share_handle *handle, bool *impossible)
 {
     CUdeviceptr base;

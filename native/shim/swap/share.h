@@ -8,7 +8,7 @@
 
 #include "swap/swap.h"
 
-#define SHARE_PATIENCE_S 10 /* longest wait for a message of the other process, which may be suspended */
+#define SHARE_PATIENCE_S 10 /* longest wait of a process for a message of the other process, which may be suspended */
 
 #define SHARE_MAGIC "cotenant-shared"
 
@@ -24,9 +24,10 @@ struct share_handle {
 };
 _Static_assert(sizeof(struct share_handle) == sizeof(struct cu_ipc_handle), "a share_handle does not fit into a cu_ipc_handle");
 
-struct share_offer { /* the owner's answer; after it comes one message with a descriptor for each piece */
+/* the answer of the process that owns the memory; after it comes one message with a descriptor for each piece */
+struct share_offer {
     uint64_t bytes, piece_bytes;
-    uint64_t pieces; /* 0: the memory has been freed */
+    uint64_t pieces; /* 0: the owner has freed the memory */
 };
 
 HIDDEN socklen_t cot_share_name(uint64_t process, struct sockaddr_un *address);

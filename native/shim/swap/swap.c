@@ -30,7 +30,8 @@ static struct swap_gpu swap_gpus[COTENANT_MAX_GPUS];
 static struct swap_order order;
 static uint64_t allowed_bytes;
 static bool agent_is_lost, stopped;
-static pthread_cond_t order_changed = PTHREAD_COND_INITIALIZER; /* used together with cot_lock */
+/* signalled when the mover has something to do; used together with cot_lock */
+static pthread_cond_t order_changed = PTHREAD_COND_INITIALIZER;
 
 struct swap_gpu *cot_swap_of(const struct gpu *gpu)
 {
@@ -274,7 +275,7 @@ void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message, i
     pthread_cond_broadcast(&order_changed);
 }
 
-static void wait_a_while(void) /* the caller holds cot_lock */
+static void wait_a_while(void) /* the caller holds cot_lock, which is released during the wait */
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -374,7 +375,7 @@ void cot_swap_reset_after_fork(void)
     memcpy(&order_changed, &fresh, sizeof fresh);
     memset(swap_gpus, 0, sizeof swap_gpus);
     if (order.type && order.hand >= 0)
-        /* memory that was sent over this socket would otherwise stay in use as long as the child runs */
+        /* memory that another process sent over this socket would otherwise stay in use as long as the child runs */
         close(order.hand);
     cot_hand_reset_after_fork();
     cot_share_reset_after_fork();

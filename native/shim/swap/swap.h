@@ -56,8 +56,9 @@ struct region {
 /* The movable memory of one GPU; protected by cot_lock. */
 struct swap_gpu {
     uint64_t here_bytes;
-    uint64_t away_bytes;  /* sum of the pieces in state PIECE_AWAY or PIECE_EMPTY */
-    uint64_t staying_bytes; /* sum of the regions that stay on the GPU; the other two sums do not include them */
+    uint64_t away_bytes;  /* sum of the sizes of pieces in state PIECE_AWAY or PIECE_EMPTY */
+    /* sum of the sizes of regions that stay on the GPU; the other two sums do not include these regions */
+    uint64_t staying_bytes;
     bool moving;
 };
 
@@ -94,11 +95,12 @@ HIDDEN bool cot_swap_is_away(const struct gpu *gpu);
 HIDDEN void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
                             const struct swap_times *times);
 HIDDEN void cot_swap_report_state(struct gpu *gpu);
-HIDDEN void cot_swap_fix(const char *why);      /* from now on, memory of this process is never evicted */
+HIDDEN void cot_swap_fix(const char *why);      /* makes sure that from now on no memory of this process is evicted */
 /* calls cot_swap_fix if the address is in movable memory */
 HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why);
 HIDDEN void cot_swap_context_made(struct gpu *gpu);
-HIDDEN void cot_swap_agent_lost(void);          /* the caller holds cot_lock */
+/* the caller holds cot_lock, which protects orders and the sums of swap_gpu */
+HIDDEN void cot_swap_agent_lost(void);
 HIDDEN void cot_swap_reset_after_fork(void);
 /* the mover waits here for an order; false: the process is ending */
 HIDDEN bool cot_swap_next_order(struct swap_order *order);
@@ -112,14 +114,15 @@ HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags);
 
 /* ---- swap/list.c ---- */
 #define SMALLEST_SLOT 512
-#define SLAB_CLASSES 12 /* slot sizes from 512 B to 1 MiB */
+#define SLAB_CLASSES 12 /* sizes of the slots of slabs, from 512 B to 1 MiB */
 #define LARGEST_SLOT (SWAP_GRANULE / 2)
 
 struct slab {
     struct region *region;
     uint32_t slot_bytes, slots, used;
-    struct slab *next;                            /* next slab with slots of this size */
-    uint32_t asked[SWAP_GRANULE / SMALLEST_SLOT]; /* requested bytes of each slot; 0: free */
+    struct slab *next;                            /* next slab in the list of those that have slots of this size */
+    /* for each slot of the slab, the size that the program requested; 0: the slot is free */
+    uint32_t asked[SWAP_GRANULE / SMALLEST_SLOT];
 };
 
 /* protects the list of regions; taken after cot_lock, and never held during a driver call */
@@ -127,9 +130,12 @@ extern HIDDEN pthread_mutex_t cot_swap_lock;
 extern HIDDEN struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
 HIDDEN bool cot_swap_any(void); /* whether this process has movable allocations */
 HIDDEN uint32_t cot_slab_class(uint64_t bytes);
-HIDDEN void cot_swap_publish(struct region *region); /* the caller holds cot_lock */
-HIDDEN void cot_swap_unlink(struct region *region);  /* the caller holds cot_lock and cot_swap_lock */
-HIDDEN struct region *cot_swap_find_start(CUdeviceptr address); /* the caller holds cot_swap_lock */
+/* the caller holds cot_lock, which protects the sums of swap_gpu */
+HIDDEN void cot_swap_publish(struct region *region);
+/* the caller holds cot_lock and cot_swap_lock, which protect the sums and the list of regions */
+HIDDEN void cot_swap_unlink(struct region *region);
+/* the caller holds cot_swap_lock, which protects the list of regions */
+HIDDEN struct region *cot_swap_find_start(CUdeviceptr address);
 HIDDEN struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context);
 /* finds the base and size of the allocation that contains the address */
 HIDDEN bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes);
@@ -142,12 +148,12 @@ HIDDEN void cot_swap_list_reset(void);
 
 /* ---- swap/region.c ---- */
 HIDDEN CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes);
-/* returns false if the address is not of a movable allocation */
+/* returns false if no movable allocation begins at the address */
 HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result);
 HIDDEN void cot_swap_forget_context(struct gpu *gpu, CUcontext context);
 HIDDEN uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index);
 HIDDEN CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index);
-/* releases the handle, also if the mapping fails */
+/* maps the memory of a handle at an address; releases the handle also if the mapping fails */
 HIDDEN CUresult cot_swap_map(CUdeviceptr address, uint64_t bytes, uint64_t handle, CUdevice device);
 HIDDEN CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle);
 HIDDEN CUresult cot_swap_map_piece(struct region *region, uint32_t index);
@@ -159,17 +165,18 @@ HIDDEN void *cot_swap_mover(void *unused);
 /* ---- swap/hand.c ---- */
 #define SWAP_KEPT 32
 struct swap_hand {
-    int socket; /* socket to the other process; -1: there is none */
-    _Atomic int memory; /* descriptor that the mover is handling now; 0: none */
+    int socket; /* socket to the process at the other end of the handle transfer; -1: there is none */
+    _Atomic int memory; /* descriptor of the device memory that the mover is handling now; 0: none */
     uint32_t count;
     struct {
-        int memory; /* descriptor of memory that was received and is not yet used */
+        int memory; /* descriptor of device memory that was received from the other process and is not used yet */
         uint64_t bytes;
     } kept[SWAP_KEPT];
 };
 extern HIDDEN struct swap_hand cot_hand; /* the handle transfer of the current move */
 HIDDEN int cot_hand_open(CUdeviceptr address);
-HIDDEN void cot_hand_let_go(int memory); /* closes the descriptor, which frees the memory */
+/* closes the descriptor, which frees the device memory unless another process uses it */
+HIDDEN void cot_hand_let_go(int memory);
 HIDDEN bool cot_hand_pass(int socket, int memory, uint64_t number, int flags);
 HIDDEN int cot_hand_receive(int socket, uint64_t *number, int flags);
 HIDDEN bool cot_hand_send(int memory, uint64_t bytes);
@@ -191,11 +198,11 @@ HIDDEN void cot_share_forget_context(CUcontext context);
 HIDDEN void cot_share_reset_after_fork(void);
 
 /* ---- swap/copy.c ---- */
-struct lane; /* a stream for copies in one direction, and its events */
+struct lane; /* a lane: the stream for the mover's copies in one direction, and its events */
 /* called by the mover; the first call creates the lane */
 HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out);
 HIDDEN CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket);
-/* waits until the copy with this ticket has ended */
+/* waits for the end of the copy that cot_swap_copy began with this ticket */
 HIDDEN CUresult cot_swap_copied(struct lane *lane, uint32_t ticket);
 HIDDEN CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket);
 HIDDEN void *cot_swap_pinner(void *context);

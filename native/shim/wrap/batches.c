@@ -37,7 +37,7 @@ struct batch {
     uint64_t bytes;
     word *part_to, *part_from; /* the arrays that describe the next part of the batch for the driver */
     size_t *part_sizes;
-    size_t entry;       /* index of the copy at which the next part begins */
+    size_t entry;       /* index of the copy in the batch at which the next part begins */
     uint64_t in_entry;
 };
 
@@ -75,7 +75,7 @@ static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_
     return result;
 }
 
-static bool measure(struct batch *batch) /* returns false if the batch cannot be split */
+static bool measure(struct batch *batch) /* returns false if the driver must make the batch without splitting it */
 {
     batch->bytes = 0;
     if (!batch->to || !batch->from || !batch->sizes || batch->count == 0 || batch->kinds > 1)
@@ -220,7 +220,8 @@ static CUresult issue_box(const struct host_copy *copy, uint64_t from, uint64_t 
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-static const void *host_of(const struct end_3d *end) /* returns NULL if the address is in device memory */
+/* returns the address in host memory; NULL if the address is in device memory */
+static const void *host_of(const struct end_3d *end)
 {
     if (end->type == MEMORY_UNIFIED)
         return cot_is_on_device(end->device) ? NULL : (const void *)(uintptr_t)end->device;

@@ -174,7 +174,7 @@ static CUresult issue_rows(const struct host_copy *copy, uint64_t from, uint64_t
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-/* returns NULL if the address is in device memory */
+/* returns the address of the copy's end in host memory; NULL if that address is in device memory */
 static const void *host_end(int type, const void *host, CUdeviceptr device)
 {
     if (type == MEMORY_UNIFIED)

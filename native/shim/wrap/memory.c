@@ -105,7 +105,7 @@ static uint64_t element_bytes(uint32_t format, uint32_t channels)
     case 0x0a:
     case 0x20:
         return 4 * (uint64_t)channels;
-    default: /* packed and block-compressed formats have at most 4 bytes per element and channel */
+    default: /* packed and block-compressed array formats have at most 4 bytes per element and channel */
         return 4 * (uint64_t)(channels ? channels : 1);
     }
 }

@@ -28,7 +28,8 @@ static uint64_t pool_number(word pool, int attribute)
     return value;
 }
 
-static struct pool *find_pool(word handle, struct gpu *gpu) /* the caller holds pool_lock */
+/* the caller holds pool_lock, which protects the table of pools */
+static struct pool *find_pool(word handle, struct gpu *gpu)
 {
     struct pool *unused = NULL;
     for (uint32_t i = 0; i < pool_count; i++) {
@@ -107,7 +108,7 @@ EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties
         return result;
     pthread_mutex_lock(&pool_lock);
     struct pool *pool = find_pool(*out, gpu);
-    if (pool) { /* the driver may reuse the handle of a destroyed pool */
+    if (pool) { /* the driver may use the handle of a destroyed pool again for a new pool */
         pool->gpu = gpu;
         pool->elsewhere = !on_device && properties->type == POOL_OF_PINNED;
     }

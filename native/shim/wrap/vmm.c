@@ -97,7 +97,8 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
 
 EXPORT CUresult cuMemRelease(uint64_t value)
 {
-    /* counted before the driver call, because another thread may get the same value after it */
+    /* the reference is subtracted before the driver call, because another thread may get the same handle value after
+     * the call */
     pthread_mutex_lock(&vmm_lock);
     struct handle *handle = find(value);
     bool counted = handle && handle->references;
@@ -159,7 +160,8 @@ static struct mapping *take_mappings(CUdeviceptr address, size_t bytes)
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
-    /* removed before the driver call, because another thread may get the same address after it */
+    /* the mappings are removed before the driver call, because another thread may get the same addresses after the
+     * call */
     struct mapping *taken = take_mappings(address, bytes);
     CUresult result = REAL(cuMemUnmap)(address, bytes);
     while (taken) {
