@@ -43,12 +43,12 @@ class Backend(ABC):
         """
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:  # noqa: B027 most models compute
-        """The worker calls this once per batch of `count` items before it sends the results. `submitted_s`: the
-        monotonic time at which the batch was submitted; `expected_ms`: its planned duration.
+        """Wait if the batch must take longer. The worker calls this once per batch of `count` items before it sends the
+        results. `submitted_s`: the monotonic time at which the batch was submitted; `expected_ms`: its planned duration.
         """
 
     def resize(self, fraction: float) -> bool:
-        """Use another share from the next batch on. False: that needs a new process."""
+        """Run on another share of the GPU from the next batch on. Returns False if that needs a new process."""
         return False
 
     def lost(self) -> bool:
@@ -56,7 +56,7 @@ class Backend(ABC):
         return False
 
     def close(self) -> None:  # noqa: B027 not every model holds anything
-        """Free the model's resources."""
+        """Free the device memory and other resources of the model."""
 
 
 def open_backend(spec: ModelSpec, share: Share) -> Backend:

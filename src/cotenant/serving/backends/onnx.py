@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cotenant.serving.worker import ModelSpec
 
 PLATFORM = "onnxruntime_onnx"
-# ONNX Runtime's names of element types -> the protocol's names
+# maps ONNX Runtime's names of element types to the names of the Open Inference Protocol
 TYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
@@ -61,7 +61,7 @@ class OnnxModel(Backend):
         self.info = ModelInfo(inputs, outputs, batchable, PLATFORM, time.monotonic() - began, text=True)
 
     def _warm(self, batch: int) -> None:
-        """Warm-up: run the smallest and the largest batch once."""
+        """Warm the model up: run the smallest and the largest batch once."""
         for count in sorted({1, batch}):
             inputs = []
             for x in self.info.inputs:

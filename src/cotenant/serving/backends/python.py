@@ -51,7 +51,7 @@ class PythonModel(Backend):
 
 
 def _tensors(names: dict[str, Any], which: str) -> tuple[TensorSpec, ...]:
-    """INPUTS or OUTPUTS of a file; ValueError says what is wrong."""
+    """Read the variable INPUTS or OUTPUTS of a model's file. Raises ValueError that says what is wrong."""
     rows = names.get(which)
     try:
         found = tuple(TensorSpec(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in rows or ())
@@ -66,6 +66,6 @@ def _tensors(names: dict[str, Any], which: str) -> tuple[TensorSpec, ...]:
 
 
 def open_model(spec: ModelSpec, share: Share) -> PythonModel:
-    """Execute the file. Nothing is done about the share, which is enforced from outside the process."""
+    """Execute the model's file. The share is ignored here, since it is enforced from outside the process."""
     del share
     return PythonModel(spec)

@@ -66,7 +66,9 @@ class TimedModel(Backend):
         return [(data + self._offset).astype(data.dtype)]
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
-        """Sleep until the batch should be done. The time counts from its submission, so it includes the hand-over."""
+        """Sleep until the batch should be done. The time counts from the batch's submission, so it includes the time in
+        which the batch was handed over to the worker.
+        """
         own = self._ms[min(count, len(self._ms)) - 1] if self._ms else expected_ms
         until = submitted_s + own / 1000.0
         left = until - time.monotonic()
@@ -89,7 +91,7 @@ def _times(spec: ModelSpec) -> list[float]:
 
 
 def _fault(kind: str | None) -> None:
-    """Fail in one of the ways that `faults` in timed.json can name."""
+    """Fail in the way that `faults` in timed.json names for this event."""
     if kind == "crash":
         os.abort()
     if kind == "hang":

@@ -197,7 +197,7 @@ class TorchModel(Backend):
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """A host tensor as an array; BF16 as 16-bit words."""
+    """Convert a tensor in host memory to an array; BF16 becomes 16-bit words."""
     if str(tensor.dtype) == "torch.bfloat16":
         import torch
 
@@ -243,7 +243,7 @@ def _from_config(entry: dict[str, Any]) -> TensorSpec:
 
 
 def _signature(torch: Any, program: Any) -> tuple[tuple[TensorSpec, ...], bool]:
-    """Inputs of an exported program, and whether the first dimension of all of them is free."""
+    """Return the inputs of an exported program, and whether the first dimension of all of them may have any size."""
     shown = {getattr(torch, name): key for key, name in TORCH_NAMES.items()}
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     tensors = [(name, values[name]) for name in program.graph_signature.user_inputs]

@@ -47,5 +47,5 @@ def files() -> str:
 
 
 def pretends(name: str) -> bool:
-    """Whether a backend only sleeps."""
+    """Return whether a backend only sleeps instead of running models."""
     return name in BACKENDS and BACKENDS[name].pretends

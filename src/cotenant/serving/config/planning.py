@@ -20,9 +20,9 @@ from cotenant.serving.config.services import MAX_GPUS, Deployment
 
 @dataclass(frozen=True)
 class Problem:
-    """A planning problem: `services` (stages of applications last), GPUs, profiles by GPU model, applications with
-    their stages, and `headroom`, the factor on rates. `apart`: a gpulet must not hold both latency-sensitive and
-    best-effort services; `max_models`: largest number of services in a gpulet.
+    """A planning problem: `services` (the stages of applications come last), GPUs, profiles by GPU model, applications
+    with their stages, and `headroom`, the factor by which rates are multiplied. `apart`: a gpulet must not hold both
+    latency-sensitive and best-effort services; `max_models`: largest number of services in a gpulet.
     """
 
     gpus: Gpus

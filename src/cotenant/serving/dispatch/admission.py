@@ -28,7 +28,7 @@ class Admission:
         self._concurrency = dict(concurrency or {})
 
     def full(self, name: str) -> None:
-        """Count a request that was refused before the queue."""
+        """Count a request that was refused before its items came into the queue."""
         if name in self.stats.services:
             self.stats.services[name].received += 1
             self.stats.unit(name, self.pool.now_ms(), 0.0, 0, "", 0.0, Outcome.FULL, 0.0)
@@ -76,7 +76,8 @@ class Admission:
             deadline_ms = request.timeout_ms
         offer = self.pool.offer
         for row, tensors in enumerate(split(inputs, rows, loaded.info.batchable)):
-            if call.done:  # if one item is refused, the whole request fails, so its other items need not run
+            # if one item of a request is refused, the whole request fails, so its other items need not run
+            if call.done:
                 break
             offer(call, tensors, row, deadline_ms)
         return partial(self.pool.withdraw, call)

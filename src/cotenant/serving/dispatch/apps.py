@@ -24,7 +24,9 @@ Wiring = Mapping[str, Mapping[str, str]]
 
 @dataclass
 class _Graph:
-    """An application: its stages by name (without the application's name), each with predecessors and successors."""
+    """An application: its stages by their names within the application, and for each stage the predecessors and
+    successors.
+    """
 
     app: Application
     stages: dict[str, Stage]
@@ -35,7 +37,7 @@ class _Graph:
 
 @dataclass
 class _Run:
-    """One request in progress through a graph."""
+    """A request to an application, while it passes through the graph of stages."""
 
     graph: _Graph
     request: InferRequest
@@ -48,7 +50,9 @@ class _Run:
     done: bool = False
 
     def withdraw(self) -> None:
-        """Called when the client has disconnected. Withdraws one stage, whose refusal ends the whole run."""
+        """Called when the client of a run has disconnected. Withdraws one stage of the run, whose refusal ends the
+        whole run.
+        """
         for withdraw in list(self.withdraws.values()):
             withdraw()
 
@@ -83,7 +87,7 @@ class Applications:
 
     @property
     def names(self) -> Mapping[str, object]:
-        """Applications by name."""
+        """All applications of the server by name."""
         return self._graphs
 
     def begin(self, request: InferRequest, reply: Reply) -> Withdraw:

@@ -40,7 +40,7 @@ class Let:
 
 @dataclass
 class Loaded:
-    """The loaded model of a service: description and version."""
+    """The loaded model of a service: its description and its version."""
 
     info: ModelInfo
     version: str

@@ -183,7 +183,9 @@ class Pool:
             unit.call.refused(Refusal(Kind.LATE, why, retry))
 
     def withdraw(self, call: Call) -> None:
-        """Remove the items of a call whose client has disconnected, unless they are in a batch already."""
+        """Remove from the queue the items of a call whose client has disconnected. Items that are in a batch already
+        are not removed.
+        """
         if call.done:
             return
         waiting = self._waiting[call.service]
@@ -208,14 +210,15 @@ class Pool:
             self.stats.services[unit.call.service].requests.times["fail"].add(took_ms)
 
     def retry_s(self, service: str) -> float:
-        """Seconds until the requests waiting now will have been served, by the plan's capacity."""
+        """Estimate the seconds until the requests that wait now will have been served, from the capacity of the plan.
+        """
         capacity = sum(
             let.spec.capacity_rps(seat) for let in self.lets for seat in let.spec.seats if seat.service == service
         )
         return self.desk.waiting(service) / capacity if capacity > 0 else 1.0
 
     def waiting(self, service: str) -> int:
-        """Requests in a queue."""
+        """Number of requests that wait in the queue of a service."""
         return len(self._waiting[service])
 
     # ---- time ----
@@ -238,7 +241,7 @@ class Pool:
                 worker.kill()
 
     def _arm(self) -> None:
-        """Set the timer for held batches."""
+        """Set the timer that wakes the dispatcher when the next held batch must be sent."""
         at = self.desk.next_wake_ms
         if at == self._wake_at:
             return
@@ -352,7 +355,7 @@ class Pool:
         return gone
 
     def _stillborn(self, let: Let, worker: Worker | None) -> None:
-        """Handle the death of a worker between its start and its first use."""
+        """Handle the death of a worker that has started but has not been attached to a gpulet yet."""
         assert worker is not None
         self._early.discard(worker)
         self._of.pop(worker, None)
@@ -360,19 +363,19 @@ class Pool:
         self.lost(let, "ended before its first batch")
 
     async def drained(self, let: Let) -> None:
-        """Wait until a removed gpulet runs nothing."""
+        """Wait until a gpulet that was removed from the plan runs nothing."""
         await let.free.wait()
         self.leaving.discard(let)
         if let.worker is not None:
             self._of.pop(let.worker, None)
 
     def abandon(self, why: str) -> None:
-        """Refuse all waiting requests: the server ends, or a service was removed."""
+        """Refuse all waiting requests, because the server ends or a service was removed."""
         for name in self._waiting:
             self.abandon_service(name, why)
 
     def abandon_service(self, name: str, why: str) -> None:
-        """Refuse the requests waiting for a service that will not be served."""
+        """Refuse the waiting requests of a service that will not be served any more."""
         units, self._waiting[name] = list(self._waiting[name].values()), {}
         self.desk.clear(name)
         now = self.now_ms()

@@ -37,13 +37,13 @@ class CsvLog:
             raise cannot_write(path, error) from None
 
     def add(self, row: str) -> None:
-        """Add one row, including its newline."""
+        """Add one row of text, which includes its newline, to the log."""
         self._rows.append(row)
         if len(self._rows) >= MOST_ROWS:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffer."""
+        """Write the buffered rows to the file."""
         if self._file is None:
             self._rows.clear()
             return
@@ -64,7 +64,7 @@ class CsvLog:
                 broken.close()
 
     def close(self) -> None:
-        """Write the rest and close."""
+        """Write the rows that are still in the buffer, and close the file."""
         self.flush()
         if self._file is not None:
             self._file.close()

@@ -26,7 +26,7 @@ class Duration:
         self.count, self.ms = 0, 0.0
 
     def add(self, ms: float) -> None:
-        """Add one event."""
+        """Add one event of this duration."""
         self.count += 1
         self.ms += ms
 
@@ -47,13 +47,13 @@ class Requests:
         self.last_s = 0.0
 
     def answered(self, took_ms: float, queued_ms: float, parts_ms: Sequence[float]) -> None:
-        """Count an answered request."""
+        """Count an answered request of the service."""
         self.last_s = time.time()
         for name, ms in zip(("success", "queue", *PARTS), (took_ms, queued_ms, *parts_ms), strict=True):
             self.times[name].add(ms)
 
     def batch(self, size: int, parts_ms: Sequence[float]) -> None:
-        """Count a batch."""
+        """Count a batch of the service by its size."""
         self.items += size
         self.executions += 1
         known = self.batches.get(size)
@@ -91,7 +91,7 @@ class ServiceStats:
         self._at = 0
 
     def answered(self, latency_ms: float) -> None:
-        """Count an answer."""
+        """Count an answer and its latency."""
         self.latency.observe(latency_ms / 1e3)
         if len(self.recent) < RECENT:
             self.recent.append(latency_ms)
@@ -100,7 +100,7 @@ class ServiceStats:
             self._at = (self._at + 1) % RECENT
 
     def percentile(self, q: float) -> float | None:
-        """Percentile of the recent answers, ms."""
+        """Return a percentile of the latencies of recent answers, in ms."""
         if not self.recent:
             return None
         ordered = sorted(self.recent)

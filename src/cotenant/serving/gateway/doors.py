@@ -68,8 +68,9 @@ def _take(host: str, port: int, taken: list[socket.socket]) -> None:
 async def listen(
     sockets: Sequence[socket.socket], host: str, protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None
 ) -> tuple[str, list[asyncio.Server]]:
-    """Listen on the sockets of an endpoint. Returns its HOST:PORT and the listeners. Raises WorkError if another server
-    listens there."""
+    """Listen on the sockets of an endpoint. Returns the endpoint's HOST:PORT and the listeners. Raises WorkError if
+    another server listens on the address.
+    """
     loop, port = asyncio.get_running_loop(), sockets[0].getsockname()[1]
     listeners = []
     for door in sockets:
@@ -83,7 +84,7 @@ async def listen(
 
 
 def let_go(taken: Mapping[str, list[socket.socket]]) -> None:
-    """Close the sockets on which no server listens."""
+    """Close the bound sockets on which no server listens."""
     for sockets in taken.values():
         for door in sockets:
             door.close()

@@ -163,7 +163,9 @@ class GrpcApi:
         slot.withdraw = self.api.gateway.infer(request, reply)
 
     def _stream_infer(self, slot: Slot, data: bytes) -> None:
-        """Handle a message of a stream: errors are reported in its answer, and the stream continues."""
+        """Answer a message of a bidirectional stream. Errors are reported in the answer to the message, and the stream
+        continues.
+        """
         answered = self.messages["ModelStreamInferResponse"]
         try:
             request = self._decoded(data)
@@ -190,7 +192,8 @@ class GrpcApi:
             return self._parsed(data, None)
         end, spans = parts
         head = data[:end]
-        if b"shared_memory_region" in head:  # not cached, because the result depends on which regions are registered
+        # the parsed head is not cached, because the result depends on which regions of shared memory are registered
+        if b"shared_memory_region" in head:
             return self._parsed(data, None)
         known = self._heads.get(head)
         if known is None:
@@ -338,7 +341,7 @@ def _varint(value: int) -> bytes:
 
 
 def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
-    """An input with raw or typed contents, validated if `whole`."""
+    """Decode an input with raw or typed contents; if `whole`, check that they fit the input's datatype and shape."""
     name, datatype = entry.name, entry.datatype
     shape = _shape(entry)
     if datatype not in DTYPES:

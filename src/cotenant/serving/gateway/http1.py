@@ -24,7 +24,9 @@ JSON = b"content-type: application/json\r\n"
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Limits: bytes of a body; seconds for a request to arrive, for an answer to be read, and of idleness."""
+    """Limits of HTTP connections: bytes of a body; seconds for a request to arrive, for an answer to be read, and of
+    idleness.
+    """
 
     body_bytes: int = 64 << 20
     read_s: float = 30.0
@@ -42,7 +44,7 @@ def _ignored(full: bool) -> None:
 
 
 def head_of(status: int) -> bytes:
-    """The status line of an answer."""
+    """Return the status line of an HTTP answer with this status."""
     return _HEADS.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
@@ -94,12 +96,12 @@ class Exchange:
         return True
 
     def send(self, data: bytes) -> None:
-        """Send a non-empty piece of a streamed answer."""
+        """Send a piece of a streamed answer; the piece must not be empty."""
         if self.streaming:
             self.connection.transport.write(b"%x\r\n%s\r\n" % (len(data), data) if self.chunked else data)
 
     def end(self) -> None:
-        """End the streamed answer."""
+        """End the streamed answer, which is complete."""
         if self.streaming:
             self.streaming = False
             self.output = (b"0\r\n\r\n" if self.chunked else b"", b"")
@@ -288,7 +290,7 @@ class Connection(asyncio.Protocol):
     # ---- answers ----
 
     def flush(self) -> None:
-        """Write the answers that are next in order."""
+        """Write the answers that can be sent now: answers leave in the order of the requests on the connection."""
         queue = self.queue
         while queue and queue[0].output is not None:
             done = queue.popleft()
@@ -323,7 +325,7 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + (limits.idle_s if self._current is None else limits.read_s)
 
     def _bad(self, status: int, why: bytes) -> None:
-        """Answer an unparsable request, and close."""
+        """Answer a request that cannot be parsed with an error, and close the connection."""
         current = self._current or Exchange(self, b"")
         self._current = None
         if self._over:
@@ -337,8 +339,9 @@ class Connection(asyncio.Protocol):
         self._bad(413, b"the body is over the limit of %d bytes" % self.front.limits.body_bytes)
 
     def expire(self) -> None:
-        """Called when the deadline has passed. Answers a client that is still sending, and disconnects one that does
-        not read."""
+        """Called when the deadline of the connection has passed. Answers a client that is still sending, and
+        disconnects one that does not read.
+        """
         if self._paused or self._current is None or self.queue:
             self.transport.abort() if self._paused else self.transport.close()
             return
@@ -375,6 +378,6 @@ class HttpFront:
                 connection.transport.close()
 
     def abort(self) -> None:
-        """Close all connections."""
+        """Close all connections at once."""
         for connection in list(self.connections):
             connection.transport.abort()

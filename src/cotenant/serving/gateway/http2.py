@@ -327,7 +327,7 @@ class Connection(asyncio.Protocol):
     # ---- the end ----
 
     def forget(self, stream: Stream) -> None:
-        """Forget a stream that has been answered."""
+        """Forget a stream whose call has been answered."""
         self.streams.pop(stream.number, None)
         self._resets = max(0, self._resets - 1)
         if not self.streams:
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
                 self.end(NO_ERROR, "")
 
     def end(self, code: int, why: str) -> None:
-        """Send the client a GOAWAY frame with the reason, and close."""
+        """Send the client a GOAWAY frame with the reason, and close the connection."""
         if self.closing:
             return
         self.closing = True
@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def expire(self, now: float) -> None:
-        """Close if the client is too slow."""
+        """Close the connection if the client has not read or sent in time; called about once a second."""
         if self._paused and self.deadline < now:
             self.transport.abort()
         elif self.deadline < now and not self.streams:
@@ -354,7 +354,7 @@ class Connection(asyncio.Protocol):
             stream.fail(4, "the request did not arrive in time")
 
     def drain(self) -> None:
-        """Accept no new calls; close when running ones are answered."""
+        """Accept no new calls on this connection; close it when the running calls are answered."""
         if not self.streams:
             self.end(NO_ERROR, "the server is shutting down")
         elif not self.closing:
@@ -395,6 +395,6 @@ class Http2Front:
             connection.drain()
 
     def abort(self) -> None:
-        """Close all connections."""
+        """Close all connections at once."""
         for connection in list(self.connections):
             connection.transport.abort()

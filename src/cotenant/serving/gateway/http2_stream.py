@@ -41,7 +41,7 @@ class Front(Protocol):
 
     @property
     def limits(self) -> HttpLimits:
-        """Limits on sizes and times."""
+        """Limits of the server on sizes and times."""
 
     @property
     def guard(self) -> Callable[[bytes], tuple[int, str] | None]:
@@ -49,7 +49,7 @@ class Front(Protocol):
 
     @property
     def failed(self) -> Callable[[BaseException], None]:
-        """Handles unexpected exceptions of handlers."""
+        """Handles exceptions that the handler of a method did not catch."""
 
 
 class Connection(Protocol):
@@ -65,7 +65,7 @@ class Connection(Protocol):
         """The server."""
 
     def forget(self, stream: Stream) -> None:
-        """Forget a stream that has ended."""
+        """Forget a stream whose call has ended."""
 
 
 def _nothing() -> None:
@@ -86,13 +86,13 @@ class Slot:
         self.withdraw = _nothing
 
     def reply(self, message: bytes) -> None:
-        """Send the answer."""
+        """Send the answer to this message."""
         if not self.filled:
             self.data, self.filled = message, True
             self.stream.advance()
 
     def fail(self, status: int, message: str, retry_s: float | None = None) -> None:
-        """End the call with a status instead of an answer."""
+        """End the whole call with a status instead of an answer to this message."""
         if not self.filled:
             self.filled = True
             self.stream.fail(status, message, retry_s)
@@ -141,7 +141,7 @@ class Stream:
                 slot.withdraw()
 
     def received(self, data: bytes, ended: bool) -> None:
-        """Handle received bytes of messages."""
+        """Handle received bytes, which belong to messages of this call."""
         if self.gone or self.complete:
             return
         whole = self._input

@@ -61,7 +61,9 @@ class Got:
         self._seen: WeakKeyDictionary[Let, deque[tuple[float, float]]] = WeakKeyDictionary()
 
     def share(self, let: Let, now_ms: float) -> float | None:
-        """Busy fraction of the window times the gpulet's size, 0..1 of its GPU; None at the first call."""
+        """Return the fraction of the window in which the gpulet was busy, multiplied by the gpulet's size: 0..1 of its
+        GPU. None at the first call.
+        """
         busy_ms = let.busy_ms + (now_ms - let.started_ms if let.job is not None else 0.0)
         seen = self._seen.setdefault(let, deque())
         while seen and now_ms - seen[0][0] > WINDOW_MS:

@@ -50,7 +50,7 @@ class Api:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def guard(self, authorization: bytes) -> tuple[int, str] | None:
-        """gRPC status for an unauthorised caller, None otherwise."""
+        """Check a gRPC call's token. Returns the status for a caller that is not authorised, otherwise None."""
         try:
             self.tokens.check(authorization)
         except Refusal as refusal:
@@ -58,7 +58,7 @@ class Api:
         return None
 
     def decided(self, text: str) -> None:
-        """Record a decision or finding as a sentence."""
+        """Record a decision or finding, as a sentence, for the log and the live page."""
         number = self.decisions[-1][0] + 1 if self.decisions else 0
         self.decisions.append((number, time.time(), text))
 
@@ -73,7 +73,7 @@ class Api:
         return [*self.pool.service, *self.gateway.applications.names]
 
     def not_ready(self) -> str:
-        """Why the server is not ready to serve everything it should; "" if it is."""
+        """Return why the server is not ready to serve everything that it should; "" if it is ready."""
         if self.gateway.draining:
             return "the server is shutting down"
         for name in self.pool.service:
@@ -83,7 +83,9 @@ class Api:
         return ""
 
     def model_info(self, name: str, wanted: str) -> tuple[ModelInfo, str]:
-        """(description of a model, its version). Raises Refusal if the model is unknown or not ready."""
+        """Return the description and the version of a loaded model. Raises Refusal if the model is unknown or not
+        ready.
+        """
         if name in self.gateway.applications.names:
             if wanted not in ("", "1"):
                 raise Refusal(Kind.UNKNOWN, f"application {name!r} has no versions")
@@ -136,7 +138,7 @@ class Api:
         ]  # fmt: skip
 
     def statistics(self, name: str, wanted: str) -> dict[str, Any]:
-        """Counts and times under the names of Triton's statistics extension."""
+        """Return the counts and times of models under the names of Triton's statistics extension."""
         if name:
             self.model_info(name, wanted)
         rows = []
@@ -211,7 +213,7 @@ class Api:
             raise Refusal(Kind.UNAVAILABLE, f"no new plan: {error}") from None
 
     def later(self, work: Coroutine[Any, Any, None], done: Callable[[Refusal | None], None]) -> None:
-        """Run slow work in parallel to requests; `done` gets its outcome."""
+        """Run slow work while the server answers other requests; `done` gets the outcome of the work."""
 
         async def run() -> None:
             try:

@@ -32,15 +32,15 @@ class Pages:
         host = x.headers.get(b"host", b"localhost").decode("latin-1")
         try:
             return is_loopback(urlsplit("//" + host).hostname or "")
-        except ValueError:  # the host has an unbalanced bracket
+        except ValueError:  # the host name in the header begins with a bracket that is not closed
             return False
 
     def page(self, x: Exchange) -> None:
-        """The page itself."""
+        """Answer with the HTML of the live page."""
         x.respond(200, page(), PAGE)
 
     async def state(self) -> bytes:
-        """All rows, once."""
+        """Answer with all rows of the live page, once."""
         return (await self._feed.snapshot()).encode()
 
     def events(self, x: Exchange) -> None:
@@ -63,7 +63,7 @@ class Pages:
         task.add_done_callback(self._viewers.discard)
 
     async def close(self) -> None:
-        """Disconnect all viewers."""
+        """Disconnect all browsers that show the live page."""
         for task in self._viewers:
             task.cancel()
         await asyncio.gather(*self._viewers, return_exceptions=True)

@@ -42,7 +42,9 @@ class Gateway:
             return nothing
 
     def _classified(self, request: InferRequest, answer: InferAnswer) -> InferAnswer | Refusal:
-        """The answer, with classes instead of the tensor for each output for which the client requested classes."""
+        """Return the answer in which, for each output for which the client requested classes, the classes replace the
+        tensor.
+        """
         loaded = self.admission.pool.loaded.get(request.model)
         labels = {} if loaded is None else loaded.info.labels
         batchable = loaded is None or loaded.info.batchable

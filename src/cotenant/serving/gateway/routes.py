@@ -37,7 +37,7 @@ def error_body(message: str) -> bytes:
 
 
 class Routes:
-    """Finds the endpoint of a request."""
+    """Finds the endpoint to which an HTTP request belongs, and answers the request."""
 
     def __init__(
         self, api: Api, connections: Callable[[], Mapping[str, tuple[int, int]]], address: Callable[[], str]
@@ -82,7 +82,7 @@ class Routes:
         }
 
     def handle(self, x: Exchange) -> None:
-        """Answer a request, now or later."""
+        """Answer an HTTP request, now or later."""
         found = self._found.get(x.url)
         try:
             if found is None:
@@ -136,7 +136,7 @@ class Routes:
     # ---- inference ----
 
     def infer(self, x: Exchange, name: str, version: str) -> None:
-        """Handle an inference request."""
+        """Handle an inference request that came over HTTP."""
         headers = x.headers
         length = headers.get(b"inference-header-content-length")
         body = x.body
@@ -193,7 +193,7 @@ class Routes:
         self.api.later(run(), lambda refusal: None if refusal is None else self._refuse(x, refusal))
 
     async def close(self) -> None:
-        """Disconnect all viewers."""
+        """Disconnect all browsers that show the live page."""
         await self.pages.close()
 
     # ---- health, models and memory regions ----

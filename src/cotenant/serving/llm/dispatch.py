@@ -35,7 +35,7 @@ DRAIN_POLL_S = 0.02
 
 
 class Model:
-    """One model: its queue, its program, its counters."""
+    """One language model: its queue of requests, its program, its counters."""
 
     __slots__ = ("entry", "failures", "fault", "moves_failed", "program", "queue", "row", "stats")
 
@@ -70,7 +70,7 @@ class Dispatch:
     # ---- requests ----
 
     def submit(self, ticket: Ticket) -> None:
-        """Accept a request. Raises OpenAIError if that is impossible."""
+        """Accept a request for a language model. Raises OpenAIError if the request cannot be accepted."""
         model = self.models[ticket.model]
         now_s = time.monotonic()
         if self.draining:
@@ -207,7 +207,7 @@ class Dispatch:
                 await self._forget(min(evicted, key=lambda m: m.row.used_s))
 
     async def _forget(self, model: Model) -> None:
-        """Stop an evicted program."""
+        """Stop the program of an evicted model."""
         began_s = time.monotonic()
         self.policy.died(model.entry.name, began_s)
         self._tell(f"{model.entry.name} is stopped: its host memory is needed")
@@ -261,7 +261,8 @@ class Dispatch:
         try:
             await self._host.evict(name)
         except (InputError, WorkError) as error:
-            if model.row.place is Place.LEAVING:  # otherwise the model's program has ended while it was being moved
+            # otherwise the program has ended while it was being evicted or restored
+            if model.row.place is Place.LEAVING:
                 self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}")
                 await self._stop(model, gpu)
             return

@@ -59,7 +59,7 @@ class Host(Protocol):
         """Folder of the agent whose tenants the programs are."""
 
     async def start(self) -> None:
-        """Find the GPUs."""
+        """Find the GPUs of this host for the models."""
 
     async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
         """Start a program in a process group of its own, with its output in a file."""
@@ -88,7 +88,7 @@ async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | 
 
 
 class PlainHost:
-    """Runs programs without a GPU, within an amount of memory. They cannot be evicted."""
+    """Runs programs without a GPU, within a given amount of host memory. They cannot be evicted."""
 
     moves = False
     agent = None
@@ -121,7 +121,8 @@ class AgentHost:
 
     def __init__(self, wanted: ModelGpusEntry, models: tuple[ModelEntry, ...], folder: Path | None, keeper: Keeper):
         self._wanted, self._models, self._keeper = wanted, models, keeper
-        self.moves = wanted.mechanism in (AUTO, Time.name)  # memory is evicted between turns; the others have none
+        # under turns, memory is evicted between two turns of the GPU; the other ways of sharing have no turns
+        self.moves = wanted.mechanism in (AUTO, Time.name)
         self._given = folder
         self.agent = folder or agent_folder()
         self._own: asyncio.subprocess.Process | None = None
@@ -262,7 +263,7 @@ class AgentHost:
         await self._in_thread(give)
 
     def _connected(self) -> ControlClient:
-        """A connection to the agent; waits for an agent that restarts."""
+        """Connect to the agent. Waits for an agent that restarts."""
         deadline = time.monotonic() + AGENT_BACK_S
         while True:
             try:

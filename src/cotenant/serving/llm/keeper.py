@@ -43,7 +43,7 @@ class Keeper:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Kill all remaining groups, and end the keeper's process."""
+        """Kill all process groups that remain, and end the keeper's process."""
         for group in list(self.groups):
             self.ended(group)
         assert self._process.stdin is not None

@@ -26,12 +26,12 @@ class Decisions:
         self.rows: deque[tuple[int, float, str]] = deque(maxlen=50)
 
     def add(self, text: str) -> None:
-        """Add a sentence."""
+        """Add the sentence of a decision."""
         self.rows.append((self.rows[-1][0] + 1 if self.rows else 0, time.time(), text))
 
 
 def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
-    """One model as plain data."""
+    """Describe one model as plain data."""
     row, stats, entry = model.row, model.stats, model.entry
     met = [t <= entry.ttft_ms / 1e3 for t in stats.ttfts]
     state = "draining" if row.draining and row.place is Place.RESIDENT else row.place.value

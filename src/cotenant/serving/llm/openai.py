@@ -54,7 +54,7 @@ class OpenAIError(Exception):
 
 
 def refuse(x: Exchange, error: OpenAIError, request_id: bytes = b"") -> None:
-    """Answer with an error."""
+    """Answer a request with an error in OpenAI's form."""
     known = b"x-request-id: %s\r\n" % (request_id or request_id_of(x))
     more = b"www-authenticate: Bearer\r\n" if error.status == 401 else b""
     x.respond(error.status, error.body, error.headers + known + more)
@@ -68,7 +68,7 @@ def request_id_of(x: Exchange) -> bytes:
 
 
 def parse(x: Exchange) -> dict[str, Any]:
-    """Parse the body, which names the model."""
+    """Parse the body of a request, which names the model."""
     if b"content-encoding" in x.headers:
         raise OpenAIError(415, "send the body without content-encoding", "unsupported_encoding")
     try:
@@ -139,6 +139,6 @@ class Renamed:
         return data
 
     def end(self) -> bytes:
-        """Return the bytes that were held back."""
+        """Return the bytes that were held back at the end of the stream."""
         rest, self._rest = self._rest, b""
         return rest

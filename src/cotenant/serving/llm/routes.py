@@ -24,8 +24,8 @@ OPEN = frozenset({b"/health", b"/v2/health/live", b"/v2/health/ready"})
 
 
 class ModelRoutes:
-    """Finds the endpoint of a request. `services`: the endpoints of the file's services, which answer everything that
-    is not for language models.
+    """Finds the endpoint of an HTTP request. `services`: the endpoints of the services in the file, which answer
+    everything that is not for language models.
     """
 
     def __init__(

@@ -178,5 +178,5 @@ class ModelServer:
         await self._closing.aclose()
 
     def hurry(self) -> None:
-        """Stop waiting for running requests."""
+        """Stop waiting for the requests that are running, so that `stop` proceeds at once."""
         self.front.abort()

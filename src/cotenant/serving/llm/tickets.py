@@ -27,8 +27,8 @@ DEATH_WITHIN_S = 2.0  # a connection may break up to this long before the server
 
 
 class Ticket:
-    """One request. `over` is called once, when the request is answered or its client has disconnected; `again` is
-    called if the request should be sent to a program once more.
+    """One request to a language model. `over` is called once, when the request is answered or its client has
+    disconnected; `again` is called if the request should be sent to a program once more.
     """
 
     __slots__ = (
@@ -208,4 +208,4 @@ class Ticket:
 
 
 def _anything(full: bool) -> None:
-    """Does nothing: the stream has ended."""
+    """Does nothing, because the stream has ended."""

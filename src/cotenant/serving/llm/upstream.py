@@ -51,7 +51,7 @@ class Link(asyncio.Protocol):
         self.transport.write(request)
 
     def abandon(self) -> None:
-        """Close the connection, because the answer is no longer wanted."""
+        """Close the connection to the program, because the answer is no longer wanted."""
         self._receiver = None
         self.transport.abort()
 
@@ -199,13 +199,13 @@ class Upstream:
             link.transport.close()
 
     def lost(self, link: Link) -> None:
-        """Forget a connection that was closed."""
+        """Forget a connection to the program that was closed."""
         self._links.discard(link)
         if link in self._free:
             self._free.remove(link)
 
     def close(self) -> None:
-        """Close every connection; running requests get a fault."""
+        """Close every connection to the program; running requests get a fault."""
         for task in list(self._tasks):
             task.cancel()
         for link in list(self._links):
@@ -217,4 +217,4 @@ class Begun(Protocol):
     cancelled meanwhile."""
 
     def __call__(self, link: Link) -> bool:
-        """Return False if the request was cancelled meanwhile."""
+        """Use the connection for the request. Returns False if the request was cancelled meanwhile."""

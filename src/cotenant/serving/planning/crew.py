@@ -63,7 +63,7 @@ class _New:
 
 
 class Say(Protocol):
-    """Takes a sentence for the log and the live page."""
+    """Function that takes a sentence for the log and the live page."""
 
     def __call__(self, text: str, level: int = logging.INFO) -> None:
         """Log `text` at a level of the logging module."""
@@ -145,8 +145,8 @@ class Crew:
     # ---- plans ----
 
     async def apply(self, plan: ServingPlan) -> None:
-        """Apply a plan: load new workers in the background, switch, drain the rest. After an ApplyError nothing has
-        changed.
+        """Apply a plan: load new workers in the background, switch to the plan, and drain the workers that it does not
+        use. After an ApplyError nothing has changed.
         """
         async with self.lock:
             lets, fresh = self._match(plan)
@@ -180,8 +180,9 @@ class Crew:
             self._run(self._retire(let))
 
     def _blamed(self, fresh: Sequence[_New], results: Sequence[object]) -> dict[str, str]:
-        """Services whose models could not be loaded, with reasons. Failures because a GPU has disappeared are not
-        counted."""
+        """Return the services whose models could not be loaded, with reasons. Failures because a GPU has disappeared
+        are not counted.
+        """
         usable = self.factory.gpus()
         failed: dict[str, str] = {}
         for new, result in zip(fresh, results, strict=True):
@@ -230,7 +231,7 @@ class Crew:
 
     @property
     def _elastic(self) -> bool:
-        """Whether workers change their share themselves, between batches."""
+        """Return whether the workers of this mechanism change their share themselves, between batches."""
         return self.config.deployment.capabilities.worker_resizes
 
     async def _resized(self, plan: ServingPlan, lets: Sequence[Let]) -> None:
@@ -282,7 +283,7 @@ class Crew:
             self.pool.loaded[name] = Loaded(info, model.found.version)
 
     async def _retire(self, let: Let) -> None:
-        """Let an old gpulet finish its batch, then stop its worker."""
+        """Let a gpulet that the plan no longer has finish its batch, then stop its worker."""
         try:
             await asyncio.wait_for(self.pool.drained(let), DRAIN_S)
         except TimeoutError:
@@ -315,7 +316,8 @@ class Crew:
             self._keys[worker] = self._key(let.spec)
             try:
                 infos = await worker.start()
-            # retried without a limit on attempts, since the models did not cause this failure
+            # starting the worker is tried again without a limit on attempts, since the models did not cause this
+            # failure
             except (UnavailableError, InputError) as error:
                 self._keys.pop(worker, None)
                 if not said:

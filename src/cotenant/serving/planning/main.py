@@ -16,7 +16,7 @@ from cotenant.serving.planning.planner import Ask, Planner
 
 
 def main() -> int:
-    """Answer until the gateway ends."""
+    """Answer requests for plans until the gateway ends."""
     # 1 is PR_SET_PDEATHSIG: the kernel kills this process when its parent ends
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -35,7 +35,7 @@ class Planner:
         self._sizers: dict[tuple[tuple[str, ...], tuple[int, ...]], Sizer] = {}
 
     def answer(self, ask: Ask) -> ServingPlan:
-        """Make the plan, with the server's numbers of the GPUs."""
+        """Make the plan that a request asks for. GPUs have the server's numbers in the request and in the plan."""
         names = tuple(ask.rates_rps)
         services = [s for s in self.problem.services if s.name in ask.rates_rps]
         key = (names, ask.gpus)
@@ -63,7 +63,8 @@ class Planner:
             known = {s.name for s in services}
             apps = [(app, x) for app, x in self.problem.applications if all(y.service.name in known for y in x)]
             true = [replace(s, rate_rps=rate) for s, rate in zip(services, rates, strict=True)]
-            # a copy without a new construction, so that it has the same tables and other rates
+            # the problem is copied without calling its constructor, so that the copy has the same tables and other
+            # rates
             rated = Packer.__new__(Packer)
             rated.__dict__.update(packer.__dict__)
             rated.services = true

@@ -80,7 +80,7 @@ class PlannerProcess:
         return self._streams
 
     async def close(self) -> None:
-        """End the process."""
+        """End the planner process."""
         process, self._process = self._process, None
         streams, self._streams = self._streams, None
         if streams is not None:
@@ -236,7 +236,8 @@ class Replanner:
                 if str(error) != self.note:
                     self.say(f"no new plan: {error}", logging.WARNING)
                 self.note = str(error)
-                if isinstance(error, UnavailableError):  # the plan is not the cause, so it is tried again later
+                # the plan is not the cause of this failure, so it is tried again later
+                if isinstance(error, UnavailableError):
                     loop.call_later(SAMPLE_S, self.wanted.set)
 
 

@@ -36,14 +36,14 @@ class Region:
 
 @dataclass(frozen=True)
 class Place:
-    """The part of a region that holds one tensor."""
+    """The part of a region of shared memory that holds one tensor."""
 
     region: Region
     offset: int
     size: int
 
     def read(self) -> bytes:
-        """The tensor's bytes."""
+        """Read the bytes of the tensor from the region."""
         data = os.pread(self.region.file.fileno(), self.size, self.region.offset + self.offset)
         if len(data) != self.size:
             raise TensorError(f"shared memory region {self.region.name!r} has become smaller than it was registered")

@@ -77,7 +77,7 @@ class ModelInfo:
 
 
 def elements(shape: Iterable[int]) -> int:
-    """Number of elements of a shape."""
+    """Return the number of elements of a tensor with this shape."""
     return math.prod(shape)
 
 

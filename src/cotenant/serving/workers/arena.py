@@ -12,7 +12,7 @@ LEAST = 1 << 20
 
 
 def aligned(offset: int) -> int:
-    """The next offset with sufficient alignment for any array."""
+    """Return the next offset in the shared memory that is aligned well enough for an array of any type."""
     return (offset + ALIGN - 1) & ~(ALIGN - 1)
 
 
@@ -31,7 +31,7 @@ class Arena:
         return cls(fd)
 
     def _map(self) -> None:
-        # the old mapping stays valid until its last view is gone
+        # the old mapping stays valid until no view of it is left
         self.size = os.fstat(self.fd).st_size
         self.map = mmap.mmap(self.fd, self.size)
         self.view = memoryview(self.map)

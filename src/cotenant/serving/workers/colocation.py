@@ -96,7 +96,7 @@ class Colocation:
         self._keeping.start()
 
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
-        """Environment of a worker's process. The tenant exists until `released`."""
+        """Return the environment of a worker's process. Its tenant exists until `released` is called."""
         uuid = self._gpu(spec)
         best_effort = all(not model.latency_sensitive for model in spec.models)
         if not best_effort and not all(model.latency_sensitive for model in spec.models):
@@ -166,7 +166,7 @@ class Colocation:
             raise InputError(told, field="colocation") from None
 
     def started(self, spec: WorkerSpec, pid: int) -> None:
-        """Called when the process of a worker has started."""
+        """Called when the process of a worker has started: tells the agent the pid."""
         client = self._clients.get(spec.name)
         if client is not None:
             client.call("started", name=self._names[spec.name], pid=pid)
@@ -199,13 +199,14 @@ class Colocation:
         return str(self.gpus[spec.gpu % len(self.gpus)]["uuid"])
 
     def released(self, spec: WorkerSpec) -> None:
-        """Called when a worker has ended."""
+        """Called when a worker has ended: ends its tenant."""
         client = self._clients.pop(spec.name, None)
         if client is not None:
             client.close()
         gpu, _ = self._sensitive.pop(spec.name, ("", 0))
         if gpu in self._floors and all(gpu != other for other, _ in self._sensitive.values()):
-            self._floors.pop(gpu).close()  # no latency-sensitive worker is left on that GPU
+            # no latency-sensitive worker is left on that GPU, so the gateway leaves the GPU's LS gate
+            self._floors.pop(gpu).close()
 
     def close(self) -> None:
         """Called when all workers have ended."""
@@ -290,7 +291,7 @@ class Turnstile:
             self._now = fraction
 
     def leave(self, service: str) -> None:
-        """Called after a batch, when it has been answered."""
+        """Called after a batch, when its requests have been answered: an LS batch clears the LS-activity flag."""
         if service not in self._best_effort:
             with self._lock:
                 self._runs = None

@@ -42,15 +42,15 @@ class Devices:
         self._mechanism = mechanisms.find(mechanism)(Path(self._folder.name), self.gpus)
 
     def environment(self, spec: WorkerSpec) -> Mapping[str, str]:
-        """Variables added to a worker's environment."""
+        """Assign a GPU to a worker. Returns the variables that must be added to the worker's environment."""
         share = WorkerShare(spec.name, spec.fraction, spec.partition)
         return self._mechanism.worker_environment(share, self.gpus[spec.gpu])
 
     def released(self, spec: WorkerSpec) -> None:
-        """Called when a worker has ended."""
+        """Called when a worker has ended: frees its share of the GPU."""
         self._mechanism.worker_gone(spec.name)
 
     def close(self) -> None:
-        """Called when all workers have ended."""
+        """Called when all workers have ended: ends what the mechanism has started for them."""
         self._mechanism.close()
         self._folder.cleanup()

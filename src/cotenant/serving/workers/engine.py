@@ -112,7 +112,7 @@ class Engine:
         return any(model.lost() for model in self._models.values())
 
     def close(self) -> None:
-        """Free the models."""
+        """Free the resources of all models."""
         for model in self._models.values():
             model.close()
         self._models.clear()

@@ -93,7 +93,8 @@ class LocalWorker:
         try:
             if self.on_start is not None:
                 await _elsewhere(self.on_start, self.pid)
-            with contextlib.suppress(OSError):  # if the process has ended, the reading thread notices that
+            # if the process has ended, the thread that reads the socket notices that
+            with contextlib.suppress(OSError):
                 ours.send(pickle.dumps((self.spec, self.cores)))
             return await asyncio.wait_for(self._ready, self._limit_s)
         except (UnavailableError, InputError):
@@ -145,7 +146,7 @@ class LocalWorker:
         what = ("run", job.number, job.service, count, stacked, layout, at, job.submitted_s, job.expected_ms)
         message = marshal.dumps(what)
         self.on_submit(job.service)
-        with contextlib.suppress(OSError):  # if the process has ended, the reading thread notices that
+        with contextlib.suppress(OSError):  # if the process has ended, the thread that reads the socket notices that
             self._channel.send(message)
 
     def _readable(self) -> None:

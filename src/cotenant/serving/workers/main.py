@@ -83,7 +83,7 @@ class Loop:
         try:
             why = "" if self.engine.resize(fraction) else "its backend needs a new process for another share"
             self.channel.send(marshal.dumps(("resized", fraction, why)))
-        except Exception as error:  # the worker keeps its old share
+        except Exception as error:  # the share cannot be changed, so the worker keeps its old share
             self.channel.send(marshal.dumps(("resized", fraction, said(error))))
 
     def _run(
@@ -105,7 +105,7 @@ class Loop:
                 written, size = self._write(self.infos[service], outputs, end)
                 return ("done", number, (time.monotonic() - began) * 1e3, True, written, size)
             except Exception:
-                pass  # one of the items may have caused this, so they are run one by one below
+                pass  # one item of the batch may have caused the failure, so the items are run one by one below
         units = self._units(service, count, stacked, layout)
         result = self.engine.run(Job(number, service, units, expected_ms, submitted_s))
         if any(isinstance(answer, str) for answer in result.answers) and self.engine.lost():
@@ -189,4 +189,4 @@ def void(sent: int) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # everything has been answered, so the slow shutdown of the interpreter is skipped
+    os._exit(code)  # all requests have been answered, so the slow shutdown of the interpreter is skipped

@@ -125,7 +125,7 @@ class RayWorkers:
         self._kept = self._there(self._keep())
 
     def _there(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run something on the thread's event loop."""
+        """Run a coroutine on the event loop of the thread that keeps the nodes."""
         return asyncio.run_coroutine_threadsafe(work, self._keeping)
 
     # -- WorkerFactory ---------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class OneModel:
         return Sample(result.executed_ms, total)
 
     def resident_bytes(self) -> int:
-        """Resident memory of the worker's process."""
+        """Return the resident memory of the worker's process in bytes."""
         if self.worker.pid is None:
             return 0
         with open(f"/proc/{self.worker.pid}/statm", encoding="ascii") as file:

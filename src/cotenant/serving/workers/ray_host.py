@@ -78,12 +78,12 @@ class NodeHost:
             await self._workers.pop(name).stop(grace_s)
 
     async def kill(self, life: int, name: str) -> None:
-        """End a worker now."""
+        """End a worker at once."""
         if life == self._life and name in self._workers:
             self._workers[name].kill()
 
     async def close(self) -> None:
-        """End every worker."""
+        """End every worker of the node."""
         self._life = -1
         await asyncio.gather(*(worker.stop(END_S) for worker in self._workers.values()))
         self._workers.clear()
@@ -107,7 +107,7 @@ class NodeHost:
             self._dead[name] = why
 
     def _forget(self, worker: Worker) -> bool:
-        """Remove a worker from this life. Returns whether it was in this life."""
+        """Remove a worker from the present life. Returns whether the worker belonged to it."""
         if self._workers.get(worker.spec.name) is not worker:
             return False
         del self._workers[worker.spec.name]

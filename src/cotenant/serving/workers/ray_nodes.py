@@ -46,7 +46,7 @@ class Slot:
 
     @property
     def end(self) -> int:
-        """The first number after its GPUs."""
+        """The first number after the numbers of the node's GPUs."""
         return self.first + self.gpus
 
 
