@@ -43,15 +43,16 @@ class Device(ABC):
     """A kind of GPU. Methods about one GPU take its Gpu object or its UUID."""
 
     name: ClassVar[str]  # the value of Gpu.kind for GPUs of this kind
-    word: ClassVar[str]  # value of --gpus that selects all GPUs of this kind
-    simulated: ClassVar[bool] = False  # kernels only take time and compute nothing, so benchmarks use other sizes
+    word: ClassVar[str]  # the value of the option --gpus that selects all GPUs of this kind
+    # whether kernels only take time and compute nothing; benchmarks then use other sizes
+    simulated: ClassVar[bool] = False
     # whether tenants with the mechanism `auto` get hardware time slices if the driver supports them
     slices_first: ClassVar[bool] = False
     overhead_bytes: ClassVar[int] = 0  # memory that the driver reserves for itself
-    context_bytes: ClassVar[int] = 0  # memory that is charged for a context whose real size is not known
+    context_bytes: ClassVar[int] = 0  # memory that is charged to a tenant for a context whose real size is not known
     # memory that must be free, besides a process's own size, when the process is restored
     spare_bytes: ClassVar[int] = 0
-    free_is_usable: ClassVar[bool] = True  # whether all memory that the driver reports as free can be allocated
+    free_is_usable: ClassVar[bool] = True  # whether programs can allocate all memory that the driver reports as free
     # what to do where the driver is too old for memory limits, and where the MPS control command is missing
     limits_remedy: ClassVar[str] = "install that release or a newer one"
     mps_remedy: ClassVar[str] = "install the version that belongs to this driver"
@@ -133,7 +134,7 @@ class Device(ABC):
         raise WorkError(f"the time slices of channel groups cannot be set on {self.word}")
 
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
-        """A meter of the GPU time that each process has used. Raises WorkError if it cannot be measured."""
+        """Open a meter of the GPU time that each process has used. Raises WorkError if that time cannot be measured."""
         raise WorkError(f"the GPU time of each process cannot be measured on {self.word}")
 
     def mig_instances(self, uuid: str) -> list[tuple[str, str]]:

@@ -68,7 +68,7 @@ def _load(path: str) -> ctypes.CDLL:
 
 
 class NvmlError(OSError):
-    """NVML refused a call. `code`: the nvmlReturn_t."""
+    """Raised if NVML refuses a call. `code`: the nvmlReturn_t."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -120,7 +120,7 @@ class Cards:
 
 
 class Card:
-    """One GPU. Methods raise OSError for values that the driver does not report."""
+    """One GPU, as NVML reports it. Methods raise OSError for values that the driver does not report."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p, uuid: str, index: int = 0) -> None:
         self._library, self._handle = library, handle
@@ -142,7 +142,7 @@ class Card:
 
     def memory(self) -> Memory:
         """The GPU's total and free memory."""
-        found = (ctypes.c_uint64 * 3)()  # the fields of the result: total, free, used
+        found = (ctypes.c_uint64 * 3)()  # the structure has the fields total, free and used
         self._call("nvmlDeviceGetMemoryInfo", found)
         return Memory(int(found[0]), int(found[1]))
 

@@ -24,7 +24,7 @@ class Hierarchy(Protocol):
     root: Path
 
     def of(self, pid: int) -> Path:
-        """The control group of a process."""
+        """Return the control group of a process."""
 
     def groups(self, top: Path) -> Iterator[Path]:
         """A control group and all groups below it."""
@@ -33,19 +33,19 @@ class Hierarchy(Protocol):
         """Pids of the processes in a group, without those in groups below it."""
 
     def read(self, group: Path, name: str) -> str:
-        """Read a file of a group."""
+        """Read a file of a control group."""
 
     def create(self, group: Path) -> None:
-        """Create a group below an existing one."""
+        """Create a control group below an existing one."""
 
     def delegate(self, group: Path, controller: str) -> None:
         """Enable a controller for the groups below this group. Raises OSError (EBUSY) if the group has processes."""
 
     def enter(self, group: Path, pid: int) -> None:
-        """Move a process into a group; its existing children stay in their groups."""
+        """Move a process into a control group; its existing children stay in their groups."""
 
     def remove(self, group: Path) -> None:
-        """Remove an empty group. Raises OSError (EBUSY) if the group has processes."""
+        """Remove an empty control group. Raises OSError (EBUSY) if the group has processes."""
 
 
 def version_at(mount: Path = MOUNT) -> int:

@@ -95,7 +95,7 @@ class ChannelControls:
         return ""
 
     def info(self, fd: int, group: ChannelGroup) -> int:
-        """The channel group's number on the GPU."""
+        """Return the number that the GPU has for the channel group."""
         data = bytearray(b"\xff" * 4)
         self._call(fd, group.client, group.group, GET_INFO, data)
         return int.from_bytes(data, "little")
@@ -111,11 +111,11 @@ class ChannelControls:
         self._call(fd, group.client, group.group, SET_SLICE, bytearray(slice_us.to_bytes(8, "little")))
 
     def disable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:
-        """Take all channels of these groups off the GPU, even during a kernel. It takes 0.4 to 0.8 ms."""
+        """Take all channels of these channel groups off the GPU, even during a kernel. It takes 0.4 to 0.8 ms."""
         self._enable(fd, groups, off=True)
 
     def enable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:
-        """Let the channels of these groups run again."""
+        """Let the channels of these channel groups run again."""
         self._enable(fd, groups, off=False)
 
     def gpu_uuid(self, fd: int, group: ChannelGroup) -> str:

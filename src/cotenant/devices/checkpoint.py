@@ -56,8 +56,8 @@ class Driver:
         self._ready = False
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Execute an order {"op", "pid", ...}. The answer is {"code", "seconds"}, with {"state"} for the op `state` and
-        {"version"} for `version`. `code`: the driver's error code, 0 for success.
+        """Execute an order to the driver {"op", "pid", ...}. The answer is {"code", "seconds"}, with {"state"} for the
+        op `state` and {"version"} for `version`. `code`: the driver's error code, 0 for success.
         """
         began = time.monotonic()
         code = 0
@@ -124,7 +124,7 @@ def main() -> int:
 
 
 class CheckpointError(Exception):
-    """A call of the driver failed. `code`: the driver's error code; 0 if the driver returned none."""
+    """Raised if a call of the driver failed. `code`: the driver's error code; 0 if the driver returned none."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
@@ -166,7 +166,9 @@ class Checkpointer:
         )
 
     async def order(self, op: str, pid: int = 0, *, within_s: float = 60.0, **more: Any) -> dict[str, Any]:
-        """Execute an order. Raises CheckpointError if the driver refuses or does not answer within `within_s`."""
+        """Execute an order in the process that calls the driver. Raises CheckpointError if the driver refuses or does
+        not answer within `within_s`.
+        """
         what = f"{op} of process {pid}" if pid else f"the driver's {op}"
         async with self._lock:
             if self._process is None or self._process.returncode is not None:

@@ -26,7 +26,7 @@ RECORDS, RECORD_BYTES = 1 << 14, 32
 STARTS, ENDS = 6, 7  # tags of the records that mark the start and the end of a process's run on the GPU
 # part of a run in which the GPU saves and restores state instead of working for the process; subtracted from short runs
 SAVING_NS = 100_000
-SHORT_NS = 5_000_000  # a run below this length is short
+SHORT_NS = 5_000_000  # a process's run on the GPU that lasts less than this is a short one
 ROOT, DEVICE, SUBDEVICE, MEMORY, BUFFER = 0x41, 0x80, 0x2080, 0x3E, 0x90CD
 BIND, ENABLE, SET_GET, FLUSH = 0x20801238, 0x90CD0101, 0x90CD0102, 0x90CD0104
 UUID_INFO, UUID_BYTES, BINARY = 0x274, 256, 2
@@ -64,7 +64,7 @@ class Runs:
             self._had[pid] = Usage(before.busy_ns + length_ns, before.runs + 1, before.yields + early)
 
     def until(self, now_ns: int) -> dict[int, Usage]:
-        """GPU time of each process so far, including the present run."""
+        """Return the GPU time that each process has used so far, including its present run."""
         found = dict(self._had)
         if self._running is not None:
             pid, since_ns = self._running

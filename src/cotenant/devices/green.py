@@ -19,7 +19,7 @@ WHOLE = 1.0 - 1e-9  # a fraction of at least this means all SMs; it is below 1 b
 
 
 class GreenError(RuntimeError):
-    """The driver refused a call, or has no green contexts."""
+    """Raised if the driver refuses a call, or has no green contexts."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class GreenContexts:
         return list(pieces[: count.value])
 
     def of(self, fraction: float) -> GreenContext:
-        """The context with a fraction of the SMs; created at its first use."""
+        """Return the green context with a fraction of the SMs; it is created at its first use."""
         first, count = (0, 0) if fraction >= WHOLE else span(self._start, fraction, len(self._pieces))
         if (first, count) not in self._contexts:
             if count == 0:  # all SMs in one context, also those that belong to no piece

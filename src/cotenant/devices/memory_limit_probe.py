@@ -16,7 +16,7 @@ from cotenant.policy.memory_limits import Detected, GroupLimit
 
 TRIAL = f"{OWN}trial"
 TRIAL_BYTES = 1 << 30
-OLD_S = 60.0  # a trial takes far less
+OLD_S = 60.0  # age above which a left control group of a trial is removed; a trial takes far less
 
 
 def detect(device: Device, gpu: Gpu) -> Detected:
@@ -108,7 +108,9 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
 
 
 def _remove_left(hierarchy: Hierarchy, mine: Path) -> None:
-    """Remove groups of trials whose process was killed, and one with this process's own pid, which was used before."""
+    """Remove control groups that trials left whose process was killed, and the group that is named by this process's
+    own pid, which an earlier process had.
+    """
     for group in list(hierarchy.root.glob(f"{TRIAL}-*")):
         with contextlib.suppress(OSError):
             # a process in another PID namespace is not in /proc, so that only old groups are known to be left

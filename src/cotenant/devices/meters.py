@@ -26,7 +26,7 @@ class Meter(Protocol):
         """GPU time of processes (pid -> usage) since an unspecified time in the past, which does not change."""
 
     def close(self) -> None:
-        """Close the meter's files."""
+        """Close the files that the meter uses."""
 
 
 class ControlMeter:

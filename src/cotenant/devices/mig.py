@@ -35,7 +35,7 @@ class Change:
         return not (self.destroy or self.fill or self.create)
 
     def steps(self, geo: Geometry) -> list[str]:
-        """The steps of the change in words, in order."""
+        """The steps of the change of the layout in words, in order."""
         return [
             *(f"destroy {_whole_name(g)}" for g in self.destroy),
             *(f"complete {g} (instance {g.id} has no compute instance)" for g in self.fill),
@@ -44,7 +44,7 @@ class Change:
 
 
 def _whole_name(instance: GpuInstance) -> str:
-    """An instance with its id, and with the number of its compute instances if it is divided."""
+    """Name a GPU instance in a message: with its id, and with the number of its compute instances if it is divided."""
     divided = f" with {len(instance.compute_ids)} compute instances" if len(instance.compute_ids) > 1 else ""
     return f"{instance} (instance {instance.id}{divided})"
 

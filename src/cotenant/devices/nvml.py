@@ -53,12 +53,12 @@ class GpuInstance:
     id: int
     placement: Placement
     compute_ids: tuple[int, ...]
-    uuids: tuple[str, ...] = ()  #: of its MIG devices: one for each compute instance
+    uuids: tuple[str, ...] = ()  #: UUIDs of its MIG devices, one for each compute instance
     name: str = ""
 
     @property
     def uuid(self) -> str | None:
-        """UUID of its first MIG device; None if it has no compute instance."""
+        """UUID of the GPU instance's first MIG device; None if the instance has no compute instance."""
         return self.uuids[0] if self.uuids else None
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class GpuInstance:
 
 @dataclass
 class NvmlGpu:
-    """A GPU of this machine; `handle` belongs to NVML."""
+    """A GPU of this machine; `handle` is NVML's handle of it."""
 
     index: int
     uuid: str
@@ -298,7 +298,7 @@ class Nvml:
         return int(self.call("reading the new GPU instance", "nvmlGpuInstanceGetInfo", handle).id)
 
     def fill(self, device: NvmlGpu, instance_id: int) -> None:
-        """Create a compute instance that has all of a GPU instance."""
+        """Create a compute instance that has all of a GPU instance, so that programs can use it."""
         handle = self._instance(device, instance_id)
         doing = f"creating the compute instance of GPU instance {instance_id} on GPU {device.index}"
         offered = self._compute_profiles(handle)
@@ -332,7 +332,7 @@ class Nvml:
 
 
 class NvmlCallError(WorkError):
-    """An NVML call failed. `code`: NVML's name of the error, empty if it is not known."""
+    """Raised if an NVML call failed. `code`: NVML's name of the error, empty if it is not known."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

@@ -80,7 +80,7 @@ class Outcome:
     pace_error: float = 0.0
 
     def summary(self) -> dict[str, Any]:
-        """The result as `--json` prints it."""
+        """Return the result of the replay as `--json` prints it."""
         real, model = (Analysis(record) for record in (self.measured, self.simulated))
         jct, expected = real.jobs.jct_s, model.jobs.jct_s
         error = np.abs(jct / expected - 1)
@@ -102,7 +102,8 @@ class Outcome:
         }
 
     def doubts(self) -> list[str]:
-        """Reasons why the errors may come from this machine instead of the simulator."""
+        """Return reasons why differences between the two records may come from this machine instead of the simulator.
+        """
         if self.pace_error <= OFF:
             return []
         return [
@@ -238,7 +239,9 @@ def _simulated(
     trace: Trace, jobs: Jobs, options: ReplayOptions, cluster: Cluster, profiles: Profiles, start_s: Floats,
     out: Path | None,
 ) -> Record:  # fmt: skip
-    """Simulate the jobs. A first start costs a job its own `start_s` (seconds), every other start the median."""
+    """Simulate the jobs of the trace. The first start of a job costs its own `start_s` (seconds), every other start the
+    median.
+    """
     config = TrainingConfig(
         ordering=options.ordering, allotment=options.allotment, placement=options.placement, sticky=options.sticky,
         lease=options.lease_s, restart_cost=float(np.median(start_s)),

@@ -193,7 +193,7 @@ class Fleet:
             self.begin()
 
     def begin(self) -> None:
-        """Start fleet time, or continue it."""
+        """Start the fleet's clock, or let it continue."""
         self.controller.call(self.controller.begin)
 
     def stop(self) -> None:
@@ -243,16 +243,16 @@ class Fleet:
         return self.submit_all([spec], None if arrival_s is None else [arrival_s])[0]
 
     def submit_all(self, specs: Sequence[JobSpec], arrivals_s: Sequence[float] | None = None) -> list[str]:
-        """Queue many jobs at once."""
+        """Queue many jobs in one call; returns their ids."""
         arrivals = None if arrivals_s is None else list(arrivals_s)
         return self.controller.call(lambda: self.controller.submit(list(specs), arrivals))
 
     def cancel(self, job_id: str) -> str:
-        """Cancel a job."""
+        """Cancel a job by its id."""
         return self.controller.call(lambda: self.controller.cancel(job_id))
 
     def queue(self, everything: bool = True) -> list[dict[str, Any]]:
-        """Jobs, by default including finished ones."""
+        """Return the fleet's jobs, by default including finished ones."""
         return self.controller.call(lambda: answers.queue(self.controller, everything=everything))
 
     def job(self, job_id: str) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Attempt:
     created_s: float = 0.0
     started_s: float | None = None
     stop_s: float | None = None  #: time at which a stop was requested; None: none was
-    stop_why: str = ""  #: preempt, move, cancel, gang, lost, shutdown
+    stop_why: str = ""  #: why a stop was requested: preempt, move, cancel, gang, lost or shutdown
     counted_s: float = 0.0  #: the attempt's run time up to this moment is included in the job's attained_s
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: node -> exit of the attempt's processes there
     ended_s: float | None = None
@@ -123,7 +123,7 @@ class Attempt:
 
     @property
     def nodes(self) -> list[str]:
-        """The attempt's nodes. The ranks of a gang find each other through the first one."""
+        """The nodes of an attempt to run a job. The ranks of a gang find each other through the first one."""
         return [p.node for p in self.assignment.places]
 
 

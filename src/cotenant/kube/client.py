@@ -52,12 +52,12 @@ class KubeApi:
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
-        """Read one object, or a list."""
+        """Read one object of the API, or a list of objects."""
         asked = f"?{urllib.parse.urlencode(query)}" if query else ""
         return self.call("GET", path + asked)
 
     def find(self, path: str) -> dict[str, Any] | None:
-        """Read one object; None if it does not exist."""
+        """Read one object of the API; None if it does not exist."""
         try:
             return self.get(path)
         except ApiError as error:
@@ -70,17 +70,17 @@ class KubeApi:
         return self.call("POST", path, thing)
 
     def replace(self, path: str, thing: dict[str, Any]) -> dict[str, Any]:
-        """Replace an object; its resourceVersion, if it has one, must be current (else ApiError 409)."""
+        """Replace an object of the API; its resourceVersion, if it has one, must be current (else ApiError 409)."""
         return self.call("PUT", path, thing)
 
     def delete(self, path: str) -> dict[str, Any]:
-        """Delete an object."""
+        """Delete an object of the API."""
         return self.call("DELETE", path)
 
     # -- transport -------------------------------------------------------------------------------------------------
 
     def call(self, verb: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Send one request. If the server has closed the connection meanwhile, connect again once."""
+        """Send one request to the API server. If the server has closed the connection meanwhile, connect again once."""
         headers = {"Accept": "application/json"} | self._authorization()
         data = None
         if body is not None:

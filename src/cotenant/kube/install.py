@@ -22,7 +22,7 @@ def install(target: Path) -> Path:
 
 
 def put(libraries: dict[str, Path], target: Path) -> Path:
-    """Install files by name, all or none."""
+    """Install files under the given names, all of them or none."""
     digest = hashlib.sha256()
     for name, path in sorted(libraries.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
@@ -56,8 +56,9 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file. The contents are written under another name and synced before the rename, since a pod that finds an
-    empty shim starts without limits."""
+    """Copy a file. The contents are written under another name and synced before the rename, since a pod that loads an
+    empty shim would run without limits.
+    """
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         shutil.copyfile(source, part)

@@ -43,7 +43,7 @@ class Inventory:
         return next((f"GPU {gpu.index}" for gpu in self._gpus if gpu.uuid == uuid), uuid)
 
     def set(self, gpus: Iterable[NodeGpu], slices: Iterable[MigSlice] = ()) -> bool:
-        """Set a new view; returns whether it differs."""
+        """Set a new view of the node; returns whether it differs from the present one."""
         with self._condition:
             new = tuple(gpus), tuple(slices)
             if new == (self._gpus, self._slices):
@@ -58,26 +58,28 @@ class Inventory:
         return self.set((dataclasses.replace(gpu, fault=gpu.fault or why) for gpu in self._gpus), self._slices)
 
     def wake(self) -> None:
-        """Wake waiting threads."""
+        """Wake the threads that wait for a change of the view."""
         with self._condition:
             self.version += 1
             self._condition.notify_all()
 
     def wait(self, version: int, seconds: float) -> int:
-        """Wait until the version differs from the given one, or for the time; returns the current version."""
+        """Wait until the version of the view differs from the given one, or the time has passed; returns the present
+        version.
+        """
         with self._condition:
             self._condition.wait_for(lambda: self.version != version, seconds)
             return self.version
 
     def resources(self) -> list[str]:
-        """Resources with at least one device, the share first."""
+        """Return the resources of which the node has at least one device, the share first."""
         mig = sorted({piece.resource for piece in self._slices})
         return [
             name for name in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE, names.GPU_RESOURCE, *mig) if self.of(name)
         ]
 
     def of(self, resource: str) -> dict[str, bool]:
-        """Devices of a resource with their health."""
+        """Return the devices of a resource with their health."""
         if resource.startswith(names.MIG_PREFIX):
             return {piece.uuid: not piece.fault for piece in self._slices if piece.resource == resource}
         return devices(self._gpus, resource)

@@ -177,7 +177,7 @@ def devices_of(container: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def error_text(error: grpc.RpcError) -> str:
-    """The error message of a peer."""
+    """Return the error message that the other side of a call has sent."""
     with contextlib.suppress(AttributeError):
         return str(error.details() or error.code().name)
     return str(error)

@@ -52,7 +52,7 @@ class Exposed(ABC):
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Do not log scrapes."""
+                """Requests for the metrics are not logged."""
 
         try:
             server = http.server.ThreadingHTTPServer((host, port), Handler)
@@ -98,7 +98,7 @@ class PluginMetrics(Exposed):
         self.bound = self.unbound = self.escaped = 0
 
     def devices(self, resource: str, healthy: int, unhealthy: int) -> None:
-        """Record what the kubelet was told about a resource."""
+        """Record how many devices of a resource were reported to the kubelet as healthy, and as unhealthy."""
         with self.lock:
             self._devices[resource] = healthy, unhealthy
             self._registrations.setdefault(resource, 0)

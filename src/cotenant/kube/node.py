@@ -69,7 +69,7 @@ class AgentOrders:
         self._folder = folder
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
-        """Send one order and return the answer."""
+        """Send one order to the agent and return the agent's answer."""
         with ControlClient(self._folder, timeout_s=10.0) as client:
             return client.call(op, **order)
 
@@ -98,7 +98,9 @@ class NodePlugin:
         self._said = ""
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until `stop`. Raises InputError for settings that do not fit the node; everything else is retried."""
+        """Run the device plugin until `stop`. Raises InputError for settings that do not fit the node; everything else
+        is retried.
+        """
         try:
             if self._claims is not None:
                 self._server.start()
@@ -110,7 +112,8 @@ class NodePlugin:
                     ready = lambda: None  # noqa: E731 said once
                 if self.state.kick.wait(ROUND_S):
                     self.state.kick.clear()
-                    # the kubelet lists an allocation only some time after the plugin has answered
+                    # the plugin answers the kubelet first, and only some time later does the kubelet list the
+                    # allocation
                     self._stop.wait(AFTER_ALLOCATE_S)
         finally:
             if self._claims is not None:
@@ -118,12 +121,12 @@ class NodePlugin:
             self._registrar.stop()
 
     def stop(self) -> None:
-        """End the loop. Bound tenants remain and are taken over by the next plugin."""
+        """End the plugin's loop. Tenants of pods remain and are taken over by the next plugin."""
         self._stop.set()
         self.state.kick.set()
 
     def round(self) -> None:
-        """Update all parts once. A server that does not answer does not affect the other parts."""
+        """Update all parts of the plugin once. A server that does not answer does not affect the other parts."""
         faults = []
         for step in (self._look, self._tell_kubelet, self._binder.round, self._offer):
             try:

@@ -59,12 +59,12 @@ class ContainerShare:
 
 
 def key_field(key: str) -> str:
-    """Position of an annotation, for messages."""
+    """Describe where an annotation is, for messages."""
     return f"metadata.annotations[{key}]"
 
 
 def annotations_of(pod: Pod) -> dict[str, Any]:
-    """The pod's annotations in Cotenant's domain. Raises InputError for unknown ones."""
+    """Return the pod's annotations in Cotenant's domain. Raises InputError for unknown ones."""
     found = {}
     for key, value in _mapping(pod.get("metadata"), "metadata", "annotations").items():
         if not names.in_domain(key):
@@ -118,7 +118,7 @@ def own_resources(container: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def opted_out(annotations: Mapping[str, Any]) -> bool:
-    """Whether the pod must not be changed."""
+    """Return whether the webhook must leave the pod as it is."""
     value = annotations.get(names.INJECT, "true")
     if not isinstance(value, str) or value.lower() not in (*YES, *NO):
         raise InputError(f"{value!r:.60} is not true or false", field=key_field(names.INJECT))
@@ -296,7 +296,7 @@ def _memory_resource(value: Any, name: str, where: str) -> int:
 
 
 def percent(fraction: float) -> str:
-    """A share as text: 30%, 12.5%."""
+    """Format a share as text: 30%, 12.5%."""
     return f"{fraction * 100:.6g}%"
 
 
@@ -313,7 +313,8 @@ def memory_units_of(memory_bytes: int) -> int:
 
 
 def _mapping(parent: Any, where: str, key: str) -> Mapping[str, Any]:
-    """A map within a map, either of which may be missing or null. Raises InputError for another type."""
+    """Return the map under a key of another map. Either map may be missing or null. Raises InputError for another type.
+    """
     if parent is None:
         return {}
     value = parent.get(key) if isinstance(parent, dict) else parent

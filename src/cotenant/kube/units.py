@@ -54,12 +54,12 @@ def device_id(uuid: str, number: int | None = None) -> str:
 
 
 def gpu_of(device: str) -> str:
-    """The GPU (or MIG instance) of a unit."""
+    """Return the GPU (or MIG instance) to which a unit belongs."""
     return device.partition(SEPARATOR)[0]
 
 
 def devices(gpus: Iterable[NodeGpu], resource: str) -> dict[str, bool]:
-    """Every device of a resource, with its health."""
+    """Return every device of a resource, with its health."""
     found: dict[str, bool] = {}
     for gpu in gpus:
         if resource == names.GPU_RESOURCE:
@@ -119,7 +119,7 @@ def prefer(
 
 
 def prefer_whole(available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
-    """Choose whole GPUs, in a fixed order."""
+    """Choose whole GPUs for a container, in a fixed order."""
     return [*must, *sorted(set(available) - set(must))[: size - len(must)]]
 
 

@@ -24,7 +24,9 @@ NOT_DECIDED = "waits for the next scheduling round"
 
 
 class Fleet(Protocol):
-    """The part of the controller from which answers are made. Only the controller's thread may use it."""
+    """The part of the controller from which the descriptions of the fleet are made. Only the controller's thread may
+    use it.
+    """
 
     table: JobTable
     store: Store
@@ -35,10 +37,10 @@ class Fleet(Protocol):
     known: dict[str, NodeSpec]
 
     def describe(self) -> dict[str, Any]:
-        """The folder, executor, policy and times of this fleet."""
+        """The folder, executor, policy and times of this fleet, as plain data."""
 
     def faults(self) -> list[str]:
-        """What is wrong now, a sentence each."""
+        """What is wrong with the fleet now, a sentence for each fault."""
 
 
 def status(fleet: Fleet) -> dict[str, Any]:
@@ -137,7 +139,9 @@ def job_row(job: Job, now_s: float) -> dict[str, Any]:
 
 
 def _state(job: Job) -> str:
-    """A job's state in one word; for a running job, what is about to happen to its current attempt."""
+    """Return a job's state in one word; for a running job, what is about to happen to its processes (a stop, for
+    example).
+    """
     if job.attempt is None:
         return job.state if job.arrived or job.finished_s is not None else "to come"
     return "cancelling" if job.cancel and job.attempt.phase == STOPPING else job.attempt.phase
@@ -153,14 +157,14 @@ def _done(job: Job) -> float | None:
 
 
 def _why(job: Job) -> str:
-    """Why a job waits."""
+    """Return the reason for which a job waits, in words."""
     if job.attempt is not None or not job.arrived or job.finished_s is not None:
         return ""
     return Reason(job.told).name.lower().replace("_", " ") if job.told >= 0 else NOT_DECIDED
 
 
 def _error(job: Job) -> str:
-    """The job's last error, in a few words."""
+    """Return what went wrong with the job last, in a few words."""
     exit_ = job.exit or {}
     code = int(exit_.get("code", 0))
     if exit_.get("oom"):
@@ -173,7 +177,9 @@ def _error(job: Job) -> str:
 
 
 def log_place(fleet: Fleet, folder: Path, job_id: str, attempt: int | None, rank: int) -> dict[str, Any]:
-    """Location of a log: path, node to read it from, number of the attempt, and whether it may still grow."""
+    """Return where a log of the job is: its path, the node to read it from, the number of the attempt to run the job
+    that wrote it, and whether it may still grow.
+    """
     found = fleet.store.rows("SELECT row, id, spec, arrival_s, n, state FROM jobs WHERE id=?", (job_id,))
     if not found:
         raise InputError(f"there is no job {job_id!r}", field="ID")

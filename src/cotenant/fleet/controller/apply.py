@@ -31,7 +31,8 @@ class Applier:
     # -- a new plan ------------------------------------------------------------------------------------------------
 
     def plan(self, plan: FleetPlan, jobs: Iterable[Job], now_s: float, *, early: bool) -> None:
-        """Set the targets of `jobs` from a plan. An early plan only starts jobs."""
+        """Set the targets of `jobs`, the assignments that they shall have, from a plan. An early plan only starts jobs.
+        """
         for job in jobs:
             target = plan.assign.get(job.id)
             reason = int(plan.reasons.get(job.id, Reason.IN_ORDER))
@@ -49,7 +50,7 @@ class Applier:
                 self._attempt(job, job.attempt, target, plan, now_s)
 
     def _attempt(self, job: Job, attempt: Attempt, target: Assignment | None, plan: FleetPlan, now_s: float) -> None:
-        """Apply the plan to a job with processes."""
+        """Apply the plan to a job that has processes: stop, resize or park it, or leave it as it is."""
         job.target = None
         if attempt.phase == STOPPING:
             job.target = target
@@ -61,7 +62,7 @@ class Applier:
             reason = int(plan.reasons.get(job.id, Reason.REPLACED))
             ask_stop(self.table, job, "move", now_s, job.grace_s(self.grace_s), reason)
         elif attempt.phase == PARKED:
-            job.target = target  # a parked job resumes on its target when its GPUs are free
+            job.target = target  # a parked job resumes on the GPUs of its target when they are free
         elif _amounts(target) != _amounts(attempt.assignment):
             self._resize(job, attempt, target, now_s)
 
@@ -188,7 +189,7 @@ class _Room:
                 self._subtract(attempt.assignment)
 
     def take(self, target: Assignment) -> bool:
-        """Take all shares of a job's target assignment and return True, or take none and return False."""
+        """Take all resources of a job's target from the free ones and return True, or take none and return False."""
         need: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for place in target.places:
             need[place.node][0] += place.cpus

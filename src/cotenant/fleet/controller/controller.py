@@ -170,7 +170,7 @@ class Controller:
         return job
 
     def begin(self) -> None:
-        """Start the fleet's clock."""
+        """Start the clock that measures the fleet's time."""
         self.clock.begin()
         self.store.commit()
 
@@ -188,7 +188,7 @@ class Controller:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until stopped."""
+        """Run the controller's loop until it is stopped."""
         try:
             self.step()
             ready()
@@ -298,13 +298,15 @@ class Controller:
     # -- decide ----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Admit jobs whose arrival time has come; without early rounds, at the first round after it."""
+        """Admit jobs whose arrival time has come. If the option `early` is off, they are admitted at the first round
+        after that time.
+        """
         now_s = self.clock.now_s()
         for job in self.table.jobs.values():
             if job.arrived:
                 continue
             if job.arrival_s > now_s:
-                break  # the list is ordered by arrival
+                break  # the list of jobs is ordered by arrival, so no later job has arrived either
             self._arrive(job, job.arrival_s)
             self._fill = self._fill or self.options.early
 
@@ -376,7 +378,7 @@ class Controller:
             return
         self.applier.plan(plan, view.jobs, now_s, early=early)
         for job in self.table.running():
-            self.table.touch(job)  # update the job's progress
+            self.table.touch(job)  # store how much of its work the job has done by now
         self.store.add_round(round_row(view, plan, self.counts.last_decision_s))
         self.clock.save()
 

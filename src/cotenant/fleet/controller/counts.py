@@ -18,7 +18,7 @@ class Counts:
         self.waits = Histogram(FLEET_WAIT.buckets)
 
     def decided(self, took_s: float) -> None:
-        """Record a decision."""
+        """Record a decision of the policy and how long it took."""
         self.rounds += 1
         self.last_decision_s = took_s
         self.decisions.observe(took_s)

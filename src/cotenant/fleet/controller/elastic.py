@@ -31,7 +31,9 @@ SOLVER_LIMIT_S = 1.0
 
 
 class ElasticBook:
-    """Finds the elastic profile of a job: in the job's profile file if it has one, else by model in the fleet's set."""
+    """Finds a job's elastic profile, which states its speed for each GPU model and number of GPUs: in the job's profile
+    file if the job has one, else by the job's model in the fleet's set.
+    """
 
     def __init__(self, shared: ElasticProfiles, default: str | None = None) -> None:
         if default is not None and default not in shared.models:
@@ -90,7 +92,7 @@ class ElasticPlanner:
         return f"jobs wait because their profiles cannot be used: {lost}" if lost else ""
 
     def warm_up(self) -> None:
-        """See Planner. Nothing is compiled."""
+        """See Planner. Elastic policies have no compiled code, so nothing is done."""
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
         """See Planner."""
@@ -287,7 +289,7 @@ def _holds(job: Job) -> bool:
 
 
 def _name(node: NodeSpec) -> str:
-    """The GPU model of a node, as profiles name it."""
+    """Return the GPU model of a node, by the name that profiles use."""
     model = node.plain_gpus[0].model
     try:
         return find_gpu(model).name

@@ -24,7 +24,7 @@ class GpuChooser:
         self._mechanism: dict[str, str] = {}
 
     def free(self, share: GpuShare) -> bool:
-        """Whether this GPU, or this fraction of it, is free."""
+        """Return whether this GPU, or this fraction of it, is not assigned to a job."""
         if share.instance is not None:
             return share.instance not in self._taken
         taken = self._taken.get(share.uuid, 0.0)
@@ -39,7 +39,7 @@ class GpuChooser:
                 self._take(share)
 
     def keep(self, assignment: Assignment) -> bool:
-        """Take all GPUs of an assignment, or none; returns whether they exist and were free."""
+        """Take all GPUs of an assignment, or none of them; returns whether all GPUs existed and were free."""
         shares = [(place.node, share) for place in assignment.places for share in place.gpus]
         for node, share in shares:
             known = any(gpu.uuid == share.uuid for gpu in self._gpus.get(node, ()))
@@ -50,7 +50,7 @@ class GpuChooser:
         return True
 
     def count_free(self, node: str) -> int:
-        """Whole GPUs of a node of which nothing is assigned."""
+        """Return the GPUs of a node of which no part is assigned."""
         return sum(uuid not in self._taken for uuid in self._plain.get(node, ()))
 
     def choose(self, node: str, gpus: float, mechanism: str) -> tuple[GpuShare, ...] | None:
@@ -74,7 +74,7 @@ class GpuChooser:
         return shares
 
     def choose_instance(self, node: str, wanted: str) -> GpuShare | None:
-        """A free MIG instance of a profile, such as 2g or 2g.20gb."""
+        """Find a MIG instance of a profile, such as 2g or 2g.20gb, that is not assigned."""
         for gpu in self._gpus.get(node, ()):
             for instance in gpu.instances:
                 if instance.satisfies(wanted) and instance.uuid not in self._taken:
@@ -85,7 +85,7 @@ class GpuChooser:
         return None
 
     def give_back(self, chosen: Iterable[tuple[GpuShare, ...]]) -> None:
-        """Release chosen GPUs."""
+        """Make the GPUs that were chosen for an assignment free again."""
         for shares in chosen:
             for share in shares:
                 left = self._taken[share.uuid] - share.fraction

@@ -36,11 +36,11 @@ class Inbox:
             raise WorkError("the controller is busy and did not answer: nothing was done") from None
 
     def wake(self) -> None:
-        """End the wait of `serve`."""
+        """End the wait of `serve` for orders."""
         self._orders.put((lambda: None, Future()))
 
     def serve(self, patience_s: float) -> None:
-        """Execute the queued orders. Waits up to `patience_s` for the first one."""
+        """Execute the orders in the queue. Waits up to `patience_s` for the first one."""
         with suppress(queue.Empty):
             while True:
                 work, future = self._orders.get(timeout=max(0.0, patience_s))
@@ -53,7 +53,7 @@ class Inbox:
                     future.set_exception(error)
 
     def close(self) -> None:
-        """Refuse all queued orders, and all later ones."""
+        """Refuse all orders in the queue, and all later ones."""
         self._closed = True
         self._refuse()
 

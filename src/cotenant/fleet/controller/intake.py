@@ -20,7 +20,9 @@ def admit(
     specs: Sequence[JobSpec], open_jobs: Collection[Job], planner: Planner, nodes: Iterable[NodeSpec], folder: Path,
     now_s: float,
 ) -> list[JobSpec]:  # fmt: skip
-    """The admitted jobs as they are stored. InputError names the field of the first job that cannot be admitted."""
+    """Return the admitted jobs as they are stored. Raises InputError that names the field of the first job that cannot
+    be admitted.
+    """
     nodes = tuple(nodes)
     for spec in specs:
         check_spec(spec)
@@ -32,7 +34,9 @@ def admit(
 
 
 def _check_folders(specs: Sequence[JobSpec], open_jobs: Collection[Job]) -> None:
-    """Refuse two jobs in one folder, which would mix up leases and overwrite each other's checkpoints."""
+    """Raise an error if two jobs have the same folder, since they would mix up leases and overwrite each other's
+    checkpoints.
+    """
     own = [os.path.realpath(spec.job_dir) for spec in specs if spec.job_dir is not None]
     if not own:
         return

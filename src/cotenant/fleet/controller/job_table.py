@@ -46,7 +46,7 @@ class JobTable:
         self.load()
 
     def load(self) -> None:
-        """Load everything from the store: at start, and after a failed commit."""
+        """Load all unfinished jobs from the store: at the controller's start, and after a failed commit."""
         self.jobs = {job.id: job for job in self.store.open_jobs()}
         self._next_row = self.store.next_row()
         self._ids = {str(row[0]) for row in self.store.rows("SELECT id FROM jobs")}
@@ -87,13 +87,13 @@ class JobTable:
         return wanted
 
     def touch(self, job: Job) -> None:
-        """Mark a job and its current attempt as changed."""
+        """Mark a job and its current attempt as changed, so that the next `flush` stores them."""
         self._changed[job.id] = job
         if job.attempt is not None:
             self._attempts[job.row, job.attempt.n] = job.attempt
 
     def tell(self, time_s: float, job: Job, kind: Kind, reason: int, held: Assignment | None = None) -> None:
-        """Record one event. `held`: the resources that the job holds from now on."""
+        """Record one event of a job. `held`: the resources that the job holds from now on."""
         if held is None:
             self._events.append((time_s, job.row, int(kind), int(reason), 0, 0, 0.0, []))
         else:
@@ -103,7 +103,7 @@ class JobTable:
             )  # fmt: skip
 
     def over_with(self, job: Job, state: str, time_s: float) -> None:
-        """Move the job to a final state."""
+        """Move the job to a state in which it has ended."""
         job.state, job.finished_s = state, time_s
         job.target = None
         self.touch(job)
@@ -131,16 +131,16 @@ class JobTable:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def running(self) -> list[Job]:
-        """Jobs with an attempt that has not ended."""
+        """Return the jobs with an attempt (one run of the job's processes) that has not ended."""
         return [job for job in self.jobs.values() if job.attempt is not None]
 
     def waiting(self) -> list[Job]:
-        """Arrived jobs without an attempt."""
+        """Return the jobs that have arrived and have no attempt (no run of their processes)."""
         return [j for j in self.jobs.values() if j.attempt is None and j.arrived and j.state == WAITING]
 
 
 def holds_gpus(attempt: Attempt) -> bool:
-    """Whether the attempt's GPUs are still taken."""
+    """Return whether an attempt to run a job still holds its GPUs."""
     return attempt.phase in (STARTING, UP, STOPPING) and not attempt.off
 
 

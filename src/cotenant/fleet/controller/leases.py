@@ -49,11 +49,11 @@ class Leases:
                 self._ends_s[name] = fleet_s + self.keep_s
 
     def granted(self, node: str, fleet_s: float) -> None:
-        """Record the lease that a new attempt received with the order to start."""
+        """Record the lease that a new attempt to run a job received with the order to start."""
         self._ends_s[node] = fleet_s + self.keep_s
 
     def surely_over(self, node: str, grace_s: float, fleet_s: float) -> bool:
-        """Whether nothing can run on an unresponsive node any more: all leases and the grace time after them have
-        ended.
+        """Return whether no job can run on an unresponsive node any more, because all leases on it and the grace time
+        after them have ended.
         """
         return fleet_s > self._ends_s.get(node, fleet_s + self.keep_s) + grace_s + LOST_MARGIN_S

@@ -50,7 +50,7 @@ WAITS = {
 
 
 def short(reason: Reason) -> str:
-    """A reason in the words that `cotenant queue` prints."""
+    """Return a reason for waiting in the words that `cotenant queue` prints."""
     return reason.name.lower().replace("_", " ")
 
 
@@ -58,13 +58,15 @@ SENTENCES = {short(reason): text for reason, text in WAITS.items()}
 
 
 class Call(Protocol):
-    """Runs a function in the controller's thread and returns its result."""
+    """Type of a function that runs another function in the controller's thread and returns its result."""
 
     def __call__(self, work: Callable[[], T]) -> T: ...
 
 
 class LivePort:
-    """Serves the page in a thread of its own; the controller's data is only accessed in the controller's thread."""
+    """Serves the live page and the metrics in a thread of its own; the controller's data is only accessed in the
+    controller's thread.
+    """
 
     def __init__(self, fleet: answers.Fleet, call: Call, address: str, token: str | None = None) -> None:
         """`call` runs a function in the controller's thread."""

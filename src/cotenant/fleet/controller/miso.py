@@ -80,7 +80,7 @@ class MisoPlanner:
             raise InputError(f"{job.spec.gpus:g} GPUs are requested and no node has more than {most}", field="gpus")
 
     def plan(self, view: View) -> FleetPlan:
-        """See Planner. Measurements are kept in memory; a restarted controller measures again."""
+        """See Planner. Measured speeds are kept in memory only, so a restarted controller measures again."""
         nodes = {gpu.uuid: node for node in view.nodes for gpu in node.gpus}
         jobs = {job.id: job for job in view.jobs}
         plan = FleetPlan()
@@ -101,7 +101,7 @@ class MisoPlanner:
     # ---- the state of GPUs and jobs
 
     def _adopt(self, view: View, nodes: dict[str, NodeSpec]) -> None:
-        """Adopt new GPUs, and jobs started by an earlier controller."""
+        """Record GPUs that are new, and jobs that an earlier controller started."""
         for node in view.nodes:
             for device in node.gpus:
                 if device.uuid not in self.gpus:
@@ -118,7 +118,8 @@ class MisoPlanner:
                 gpu.place[job.id] = _placement(shares[0].slice)
 
     def _forget(self, jobs: dict[str, Job], nodes: dict[str, NodeSpec]) -> list[str]:
-        """Forget finished jobs and vanished GPUs; returns UUIDs of GPUs that jobs left."""
+        """Forget jobs that have finished and GPUs that no longer exist; returns the UUIDs of GPUs that jobs have left.
+        """
         for uuid in [uuid for uuid in self.gpus if uuid not in nodes]:
             del self.gpus[uuid]
         self._gangs = {
@@ -319,7 +320,7 @@ class MisoPlanner:
 
 
 def _attempts(gpu: MisoGpu, jobs: dict[str, Job]) -> dict[str, int]:
-    """Number of the current start of each job; -1 if it does not run."""
+    """Return the number of each job's present start; -1 if the job does not run."""
     found = {}
     for name in gpu.jobs:
         attempt = jobs[name].attempt

@@ -24,9 +24,8 @@ LEAST_STEPS = 3
 
 @dataclass(frozen=True)
 class Wish:
-    """What a job should have now: at most `limit` of the SMs; `share` of the GPU is accounted to the
-    job. `slice`: kind and
-    start of its slice, None during a measurement or alone on the GPU.
+    """The part of a GPU that a job should have now: at most `limit` of the SMs; `share` of the GPU is accounted to the
+    job. `slice`: kind and start of its slice, None during a measurement or alone on the GPU.
     """
 
     share: float
@@ -37,15 +36,18 @@ class Wish:
 
 @dataclass
 class Steps:
-    """Steps of a job at one level, from the first valid report: (attempt, steps, time in seconds)."""
+    """The number of steps that a job made at one level of the measurement, counted from the first valid report:
+    (attempt, steps, time in seconds).
+    """
 
     attempt: int
     first: tuple[int, float] | None = None
     last: tuple[int, float] | None = None
 
     def see(self, attempt: int, step: int, at_s: float) -> None:
-        """Handle a progress report. A report of an earlier attempt belongs to the previous percentage, and is
-        ignored."""
+        """Handle a job's progress report. A report of an earlier attempt was made at the previous percentage, and is
+        ignored.
+        """
         if attempt < self.attempt:
             return
         if attempt > self.attempt or self.first is None:
@@ -106,7 +108,7 @@ class MisoGpu:
         self.measurement.seen = {job: Steps(attempts.get(job, -1) + 1) for job in self.place}
 
     def see(self, job: str, attempt: int, step: int, at_s: float) -> None:
-        """Handle a progress report."""
+        """Handle a progress report of one of the GPU's jobs."""
         if self.measurement is not None and job in self.measurement.seen:
             self.measurement.seen[job].see(attempt, step, at_s)
 
@@ -155,7 +157,7 @@ class MisoGpu:
         return {job: speeds[column] for column, job in enumerate(self.place)}
 
     def wishes(self) -> dict[str, Wish]:
-        """The share that each job should have now."""
+        """Return the part of the GPU that each job should have now."""
         if self.measurement is not None:
             share = _part(1 / len(self.place))
             limit = LEVELS[self.measurement.level]

@@ -50,8 +50,8 @@ class View:
 
 @dataclass
 class FleetPlan:
-    """Jobs to run with their assignments; a running job that is not named stops. `waiting`: why the others wait.
-    `reasons`: why these run.
+    """A plan: the jobs to run, with their assignments; a running job that is not named stops. `waiting`: why the other
+    jobs wait. `reasons`: why the named jobs run.
     """
 
     assign: dict[str, Assignment] = field(default_factory=dict)
@@ -60,10 +60,12 @@ class FleetPlan:
 
 
 class Planner(Protocol):
-    """A policy for the fleet."""
+    """Interface of a policy that decides for the fleet."""
 
     def plan(self, view: View) -> FleetPlan:
-        """The complete plan for this moment. It may also depend on earlier views, if the planner measures jobs."""
+        """Return the complete plan for the state of the fleet in the view. It may also depend on earlier views, if the
+        planner measures jobs.
+        """
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
         """Raise InputError if a job like this could never be planned on these nodes."""
@@ -72,7 +74,9 @@ class Planner(Protocol):
         """The planner's name and options, for status and records (`label` and `options` of RunInfo)."""
 
     def fault(self) -> str:
-        """Why the planner cannot plan for some jobs, such as a missing profile, in one sentence; "" if it can."""
+        """Return in one sentence why the planner cannot plan for some jobs, such as a missing profile; "" if it can
+        plan for all.
+        """
 
     def warm_up(self) -> None:
         """Compile or load everything that decisions need, before fleet time starts."""

@@ -21,7 +21,9 @@ UNKNOWN_LENGTH_S = 3600.0  # orderings assume this duration for a job that state
 
 
 class ProfileBook:
-    """Finds the profile of a job; reads each file once. `shared`: profiles that jobs name by model alone."""
+    """Finds the profile of a job, which states its speed; reads each file once. `shared`: profiles that jobs name by
+    model alone.
+    """
 
     def __init__(self, shared: Profiles | None = None, default: str | None = None) -> None:
         self.shared = shared or load_profiles()
@@ -56,7 +58,7 @@ class ProfileBook:
             return PLAIN
 
     def fault(self) -> str:
-        """Which profiles of queued jobs have disappeared, in one sentence; "" if none."""
+        """Return in one sentence which profiles of queued jobs have disappeared; "" if none has."""
         missing = "; ".join(self._missing.values())
         return f"jobs are planned as if they had no profile: {missing}" if missing else ""
 
@@ -91,7 +93,7 @@ class ProfileBook:
         return UNKNOWN_LENGTH_S, math.nan
 
     def merged(self, base: tuple[float, float]) -> Profiles:
-        """All profiles in one set. `base`: cores and GB per GPU for jobs without a profile."""
+        """All profiles of the fleet's jobs in one set. `base`: cores and GB per GPU for jobs without a profile."""
         if self._merged is None or self._merged[0] != base:
             models = self._models | {PLAIN: _plain(*base)}
             self._merged = (base, Profiles("fleet", "fleet", models))

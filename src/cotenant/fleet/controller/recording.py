@@ -30,8 +30,8 @@ Bools = npt.NDArray[np.bool_]
 
 
 def record_of(folder: Path, out: Path | None = None, profiles: ProfileBook | None = None) -> Record:
-    """The record so far, in memory or written to `out`, whether or not the fleet runs. Raises WorkError if there is
-    none.
+    """Return the record of the fleet up to now, in memory or written to `out`, whether or not the fleet runs. Raises
+    WorkError if there is none.
     """
     store = Store(folder, read_only=True)
     try:
@@ -88,7 +88,7 @@ def _undivided(node: NodeSpec) -> NodeSpec:
 
 
 def _events(store: Store, writer: RecordWriter, index: dict[str, int]) -> None:
-    """All events in order of time; equal times in the order in which they were recorded."""
+    """Return all events of the fleet's jobs in order of time; equal times in the order in which they were recorded."""
     rows = store.rows(
         "SELECT time_s, job, kind, reason, cpu_milli, memory_mb, speed, places FROM events ORDER BY time_s, number"
     )
@@ -115,8 +115,8 @@ def _profiles(run: dict[str, Any]) -> ProfileBook:
 
 
 def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSpec], stated: Bools) -> Any:
-    """The jobs table, with profile figures of each job that stated its length; without them if a job no longer fits the
-    cluster.
+    """Build the table of jobs of the record, with profile figures of each job that stated its length; without these
+    figures if a job no longer fits the cluster.
     """
     try:
         work = build_workload(arrays, book.merged(reference_share(nodes)), cluster)

@@ -73,7 +73,7 @@ class ReportIngest:
             self.table.orders[node].append(order)
 
     def _refused(self, node: str, order: dict[str, Any], error: str, now_s: float) -> None:
-        """Handle a failed order."""
+        """Handle an order that the node could not execute."""
         job_id, _, n = str(order.get("attempt", "")).rpartition(".")
         job = self.table.jobs.get(job_id)
         if job is None or job.attempt is None or str(job.attempt.n) != n:
@@ -115,7 +115,7 @@ class ReportIngest:
         self._credit(job, attempt, now_s)
 
     def _repeat(self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], now_s: float) -> None:
-        """Repeat orders that a node cannot have received because it or the controller was down."""
+        """Send orders again that a node cannot have received because the node or the controller was down."""
         orders = self.table.orders[node]
         if report["phase"] == pages.ENDED:
             return
@@ -135,7 +135,8 @@ class ReportIngest:
                 )  # fmt: skip
 
     def _parking(self, node: str, job: Job, attempt: Attempt, parked: bool, now_s: float) -> None:
-        if not parked:  # the controller was killed after it had committed this change and before it sent the order
+        # the controller was killed after it had committed this change and before it sent the order for it
+        if not parked:
             self.table.orders[node].append({"do": "park", "attempt": job.attempt_id()})
             return
         attempt.off_on.add(node)
@@ -160,7 +161,7 @@ class ReportIngest:
         self.table.touch(job)
 
     def _credit(self, job: Job, attempt: Attempt, now_s: float) -> None:
-        """Add the run time since the last update."""
+        """Add the run time of a job since its last update."""
         if attempt.started_s is None or attempt.off or attempt.ended_s is not None:
             return
         passed_s = max(0.0, now_s - attempt.counted_s)
@@ -265,7 +266,7 @@ def _decisive(attempt: Attempt) -> dict[str, Any]:
 
 
 def _saved(attempt: Attempt) -> float:
-    """Fraction of the work that is in the job's checkpoint; 0 for a job that reports none."""
+    """Return the fraction of a job's work that is in its checkpoint; 0 for a job that reports none."""
     told = attempt.progress or {}
     step, total = told.get("checkpoint_step"), told.get("total_steps")
     if isinstance(step, int) and isinstance(total, int) and total > 0:

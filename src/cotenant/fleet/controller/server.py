@@ -117,7 +117,7 @@ class Listener:
         self._loop.call_soon(self._loop.stop)
 
     def close(self) -> None:
-        """Stop listening. Answers in progress are still sent."""
+        """Stop listening for clients. Answers in progress are still sent."""
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(LAST_ANSWERS_S)
         with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ class Listener:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def answer(self, line: bytes) -> bytes:
-        """Execute one order; errors become the answer."""
+        """Execute one order of a client; an error becomes the answer to the client."""
         try:
             order = order_of(line)
             operation: Callable[[dict[str, Any]], dict[str, Any]] | None = getattr(self, f"_op_{order['op']}", None)
@@ -214,7 +214,7 @@ class Listener:
 
 
 def _whole_characters(raw: bytes) -> int:
-    """Length of `raw` without an incomplete UTF-8 character at its end."""
+    """Return how many bytes of `raw` remain if an incomplete UTF-8 character at the end is left out."""
     for back in range(1, min(4, len(raw)) + 1):
         byte = raw[-back]
         if byte & 0xC0 != 0x80:  # in UTF-8, the first byte of a character gives the length of the character

@@ -21,7 +21,9 @@ class Executor(ABC):
 
     @abstractmethod
     def members(self) -> dict[str, NodeSpec]:
-        """Nodes that could be reached at the last contact, by name. Called at every poll, so it must be fast."""
+        """The nodes that the executor could reach at its last contact, by name. Called at every poll, so it must be
+        fast.
+        """
 
     @abstractmethod
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
@@ -31,18 +33,20 @@ class Executor(ABC):
 
     @abstractmethod
     def read_log(self, node: str, path: str, offset: int) -> tuple[bytes, int]:
-        """A piece of a job's log (`nodejobs.read_log`); called from other threads. Empty if the node is gone."""
+        """Return a piece of a job's log (`nodejobs.read_log`); called from other threads than the controller's. Empty
+        if the node is gone.
+        """
 
     def fault(self) -> str:
-        """Fault of the executor itself, as a sentence; empty: none."""
+        """What prevents the executor itself from working, as a sentence; empty if nothing does."""
         return ""
 
     def shutdown(self) -> None:
-        """Release everything. Ends all processes that this executor started, except jobs."""
+        """Release all resources of the executor. Ends all processes that this executor started, except jobs."""
         self.close()
 
     def close(self) -> None:  # noqa: B027 not every executor holds anything
-        """Release the connection. Jobs continue."""
+        """Release the executor's connection to its nodes. Jobs continue."""
 
 
 def job_folder(folder: Path, job: str) -> Path:

@@ -13,7 +13,7 @@ from cotenant.fleet.nodes import NodeSpec
 
 
 class LocalExecutor(Executor):
-    """Nodes in folders below `folder`."""
+    """Executor that runs the jobs of each node on this machine, with the nodes' state in folders below `folder`."""
 
     name = "local"
 

@@ -37,7 +37,7 @@ ERRORS = (LostCallError, FailedCallError, TimeoutError)
 
 @dataclass
 class Coming:
-    """An actor that starts on a machine: first it is made, then asked for its node."""
+    """The start of an actor on a machine: the actor is made, and then asked for the description of its node."""
 
     step: Future[Any]
     home: str
@@ -160,7 +160,9 @@ class RayExecutor(Executor):
     # -- the connection --------------------------------------------------------------------------------------------
 
     def _ready(self) -> RayCluster | None:
-        """The connection, with the members as they are now; None if there is none, and a new one is being made."""
+        """Return the connection to Ray, with the members of the cluster as they are now; None if there is no connection
+        and a new one is being made.
+        """
         if self._cluster is not None:
             try:
                 self._look()
@@ -198,8 +200,9 @@ class RayExecutor(Executor):
     # -- membership ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Update the nodes: new ones get an actor, dead ones lose theirs. Raises LostCallError, TimeoutError if Ray
-        does not answer."""
+        """Update the list of nodes: a new node gets an actor, a dead one loses its actor. Raises LostCallError, or
+        TimeoutError if Ray does not answer.
+        """
         assert self._cluster is not None
         if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
             found = self._cluster.nodes().result(ANSWER_S)
@@ -241,7 +244,7 @@ class RayExecutor(Executor):
         self._coming[name] = Coming(made, home, time.monotonic())
 
     def _arrive(self) -> None:
-        """Make actors that have started members."""
+        """Make each actor that has started, with its node, a member of the executor."""
         assert self._cluster is not None
         for name, one in list(self._coming.items()):
             if not one.step.done():

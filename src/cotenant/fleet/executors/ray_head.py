@@ -114,7 +114,7 @@ def stop(folder: Path) -> None:
 
 
 def _known(folder: Path) -> str | None:
-    """The address of a running cluster. The files of a dead one are removed."""
+    """Return the address of a running Ray cluster in this folder. The files of a dead cluster are removed."""
     key = _head(folder)
     if key is None:
         return None

@@ -40,7 +40,7 @@ _FIELDS = {
             "started_ns",  # time at which the attempt's processes started
             "stopping_ns",
             "ended_ns",
-            "exit_bytes",  # length of the JSON at EXIT_AT
+            "exit_bytes",  # length of the JSON text at EXIT_AT, which describes the exit
             "boot",  # written by the node: value of this_boot() when the page was created
         )
     )
@@ -81,12 +81,12 @@ class Page:
         return value
 
     def set(self, name: str, value: int) -> None:
-        """Write a field of the attempt's page."""
+        """Write a field of the page by which the node runtime and the runner of an attempt communicate."""
         at = _FIELDS[name]
         self._map[at : at + 8] = _FIELD.pack(value)
 
     def set_groups(self, groups: list[int]) -> None:
-        """Store the process groups of the ranks."""
+        """Store the process groups of the job's ranks in the page."""
         for i, group in enumerate([*groups, 0][:MOST_GROUPS]):
             at = _GROUPS_AT + 8 * i
             self._map[at : at + 8] = _FIELD.pack(group)
@@ -104,7 +104,9 @@ class Page:
         return found
 
     def end(self, exit_: dict[str, Any], ended_ns: int) -> None:
-        """Record the exit. The phase is written last, so that a reader who sees the phase ENDED sees the whole exit."""
+        """Record in the page how the attempt ended. The phase is written last, so that a reader who sees the phase
+        ENDED sees the whole exit record.
+        """
         raw = json.dumps(exit_).encode()
         if len(raw) > PAGE_BYTES - _EXIT_AT:
             raw = json.dumps({**exit_, "codes": {}, "error": str(exit_.get("error", ""))[:500]}).encode()
@@ -114,7 +116,7 @@ class Page:
         self.set("phase", ENDED)
 
     def end_lost(self, error: str, ended_ns: int) -> None:
-        """Record that the attempt ended because its runner died."""
+        """Record that the attempt to run a job ended because its runner died."""
         more = {"codes": {}, "oom": False, "started": bool(self.get("started_ns"))}
         self.end(lost_exit(error) | more, ended_ns)
 
@@ -127,7 +129,7 @@ class Page:
         return found
 
     def lock(self, *, wait: bool) -> bool:
-        """Take the runner's lock; False if another process holds it."""
+        """Take the runner's lock on the page; False if another process holds it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -135,14 +137,14 @@ class Page:
         return True
 
     def runner_lives(self) -> bool:
-        """Whether a runner holds the lock."""
+        """Return whether a runner holds the lock on the page, which means that it is alive."""
         if self.lock(wait=False):
             self.unlock()
             return False
         return True
 
     def unlock(self) -> None:
-        """Release the lock."""
+        """Release the runner's lock on the page."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
@@ -157,5 +159,7 @@ def lost_exit(error: str) -> dict[str, Any]:
 
 
 def runner_command(folder: Path) -> list[str]:
-    """Command that starts the runner of an attempt, without site packages to make it small and fast."""
+    """Return the command that starts the runner of an attempt to run a job. It leaves out site packages, so that the
+    runner is small and starts fast.
+    """
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("runner.py")), str(folder)]

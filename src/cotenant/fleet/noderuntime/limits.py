@@ -30,7 +30,7 @@ class Cgroup:
             _write(self.folder / "cpu.max", f"{max(1000, round(cpus * PERIOD_US))} {PERIOD_US}")
 
     def enter(self) -> None:
-        """Move this process into the cgroup."""
+        """Move this process into the cgroup, so that its limits apply to the process and its later children."""
         _write(self.folder / "cgroup.procs", str(os.getpid()))
 
     def oom_kills(self) -> int:
@@ -109,7 +109,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def own_memory_bytes(pids: list[int]) -> int:
-    """Memory of these processes without shared pages."""
+    """Return how much memory these processes use, without pages that they share."""
     page, total = os.sysconf("SC_PAGE_SIZE"), 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as file:

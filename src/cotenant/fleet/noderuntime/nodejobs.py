@@ -109,8 +109,8 @@ class NodeJobs:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def _do_start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Start an attempt, unless it exists. Raises WorkError after the end of its lease: the order was delayed so
-        long that the job may run elsewhere.
+        """Start an attempt to run a job, unless the attempt exists. Raises WorkError after the end of its lease: the
+        order was delayed so long that the job may run elsewhere.
         """
         name = order["attempt"]
         if name in self.attempts:
@@ -152,7 +152,7 @@ class NodeJobs:
             )
 
     def _do_stop(self, order: dict[str, Any]) -> None:
-        """Request that an attempt stops within its grace time."""
+        """Request that an attempt to run a job stops within its grace time."""
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
@@ -164,7 +164,7 @@ class NodeJobs:
         _wake(attempt)
 
     def _do_extend(self, order: dict[str, Any]) -> None:
-        """Extend the leases of many attempts."""
+        """Extend the leases of many attempts to run jobs."""
         for name in order["attempts"]:
             attempt = self.attempts.get(name)
             if attempt is not None and not attempt.page.get("stop") and attempt.page.get("phase") != ENDED:
@@ -172,7 +172,7 @@ class NodeJobs:
                 self._lease(attempt, attempt.limits)
 
     def _do_resize(self, order: dict[str, Any]) -> None:
-        """Change CPU and memory of a running attempt without a restart."""
+        """Change CPU and memory of a running job without a restart."""
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
@@ -336,7 +336,7 @@ class NodeJobs:
                 attempt.progress_mtime_ns = mtime_ns
 
     def close(self) -> None:
-        """Close the pages; jobs continue."""
+        """Close the pages of all attempts; jobs continue."""
         for attempt in self.attempts.values():
             attempt.page.close()
         self.attempts = {}
@@ -375,7 +375,7 @@ def read_log(path: str, offset: int) -> tuple[bytes, int]:
 
 
 def _wake(attempt: _Attempt) -> None:
-    """Wake the runner to read its page."""
+    """Wake the runner of an attempt, so that it reads its page."""
     pid = attempt.page.get("runner_pid")
     # the runner with this pid holds the lock, so the pid cannot belong to another process by now
     if pid > 0 and attempt.page.runner_lives():

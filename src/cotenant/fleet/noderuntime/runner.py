@@ -45,7 +45,8 @@ class Runner:
         self.sessions: dict[int, int] = {}  # rank -> session of its processes
         self.codes: dict[int, int] = {}  # rank -> exit code, 128 + N for signal N
         self.first_failed: int | None = None
-        # why the attempt must stop: "stop" (requested) or "lease" (the lease has ended); empty: it need not stop
+        # why the attempt must stop: "stop" (the node requested it) or "lease" (the lease has ended); empty: it need not
+        # stop
         self.asked = ""
         self.deadline_ns = 0  # time at which all remaining processes get SIGKILL
         self.shells: set[int] = set()  # pids of ranks that were shells when the job was asked to stop
@@ -58,7 +59,7 @@ class Runner:
         self.limits: dict[str, Any] = {}
 
     def run(self) -> None:
-        """Run from start to end. Every error here is recorded as the attempt's end."""
+        """Run the attempt from start to end. Every error here is recorded as the attempt's end."""
         if not self.page.lock(wait=True) or self.page.get("phase") == ENDED:
             return  # the node has already counted this attempt as lost
         if os.fork():
@@ -79,7 +80,9 @@ class Runner:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Register with the agent, set limits, start every rank; if one cannot be started, none is left running."""
+        """Register the job with the agent, set its limits, and start every rank; if one rank cannot be started, none is
+        left running.
+        """
         environment = dict(self.order["environment"])
         if self.order.get("agent"):
             from cotenant.fleet.noderuntime.tenancy import enter
@@ -182,7 +185,7 @@ class Runner:
         return min(wait_s + 0.001, WATCH_S) if self._watches() else wait_s + 0.001
 
     def look(self) -> None:
-        """Read the attempt's limits again and apply changed ones."""
+        """Read the job's limits on CPU and memory again, and apply those that have changed."""
         with contextlib.suppress(OSError, ValueError):
             new = json.loads((self.folder / LIMITS_FILE).read_text())
             if new != self.limits:
@@ -222,7 +225,7 @@ class Runner:
                 _kill(pid, signal.SIGCONT)
 
     def reap(self) -> None:
-        """Collect ended processes."""
+        """Collect the exit statuses of child processes that have ended."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -303,7 +306,7 @@ class Runner:
             time.sleep(0.01)
 
     def finish(self) -> None:
-        """Record the exit."""
+        """Record how the attempt to run the job ended."""
         if self.cgroup is not None:
             self.oom = self.oom or self.cgroup.oom_kills() > 0
             self.cgroup.remove()

@@ -16,7 +16,7 @@ PARK_TIMEOUT_S = 120.0
 
 
 def tenant_name(order: dict[str, Any]) -> str:
-    """Tenant name of an attempt."""
+    """Return the tenant name of an attempt to run a job."""
     return f"job-{order['attempt']}"[:63]
 
 
@@ -28,7 +28,8 @@ class Tenancy:
 
     def started(self, pid: int) -> None:
         """Report that the job's first process has started."""
-        with contextlib.suppress(WorkError):  # if the tenant has already ended, the agent need not know of the start
+        # if the tenant has already ended, the agent need not know that its process had started
+        with contextlib.suppress(WorkError):
             self.client.call("started", name=self.name, pid=pid)
 
     def wake(self) -> None:
@@ -37,14 +38,15 @@ class Tenancy:
             client.call("resume", name=self.name)
 
     def leave(self) -> None:
-        """Close the registration. The agent notices by itself that the processes have ended."""
+        """Close the registration of the job at the agent. The agent notices by itself when the job's processes have
+        ended.
+        """
         self.client.close()
 
 
 def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, dict[str, str]]:
-    """Register an attempt; returns the registration and the environment of the attempt's processes. Raises WorkError
-    or InputError as the agent
-    answers.
+    """Register an attempt to run a job as a tenant; returns the registration and the environment of the job's
+    processes. Raises WorkError or InputError as the agent answers.
     """
     from cotenant.agent.tenants.launcher import environment_changes
 
@@ -87,12 +89,12 @@ def can_park(node: NodeSpec) -> bool:
 
 
 def park(order: dict[str, Any], agent: str | None) -> dict[str, Any]:
-    """Park a job. Raises WorkError on failure."""
+    """Have the agent move a job's memory off its GPUs and suspend it. Raises WorkError on failure."""
     return _call("park", order, agent)
 
 
 def resume(order: dict[str, Any], agent: str | None) -> dict[str, Any]:
-    """Resume a job."""
+    """Have the agent resume a parked job."""
     return _call("resume", order, agent)
 
 

@@ -26,16 +26,16 @@ class Database(Protocol):
     shared: bool
 
     def create(self, schema: str) -> None:
-        """Create missing tables."""
+        """Create the tables of the job store that are missing."""
 
     def write(self, statement: str, rows: Iterable[Row]) -> None:
-        """Execute once per row, in a transaction that lasts until `commit`."""
+        """Execute a statement once per row, in a transaction that lasts until `commit`."""
 
     def read(self, query: str, values: Row = ()) -> list[Row]:
-        """All rows of a SELECT."""
+        """Return all rows of a SELECT statement."""
 
     def commit(self) -> None:
-        """Make what was written durable."""
+        """Commit the transaction, so that what was written is durable."""
 
     def rollback(self) -> None:
         """Discard what was written since the last commit."""

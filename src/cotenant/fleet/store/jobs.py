@@ -80,7 +80,7 @@ class FleetLock:
             os.pwrite(self._fd, f"pid {os.getpid()}".encode(), 0)
 
     def release(self) -> None:
-        """Release the folder for another controller."""
+        """Release the lock of the folder, so that another controller can take it."""
         os.close(self._fd)
 
 
@@ -89,10 +89,10 @@ class Lock(Protocol):
 
     @property
     def database(self) -> Database | None:
-        """The store, if it is not in the folder."""
+        """The database session with the store, if the store is not in the folder."""
 
     def release(self) -> None:
-        """Release the fleet for another controller."""
+        """Release the right to be this fleet's controller, so that another controller can take it."""
 
 
 def take_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Lock:
@@ -202,12 +202,12 @@ class Store:
     # -- meta ------------------------------------------------------------------------------------------------------
 
     def meta(self, key: str) -> str | None:
-        """A value of the fleet's metadata."""
+        """Return a value of the fleet's metadata by its name; None if there is none."""
         found = self.rows("SELECT value FROM meta WHERE key=?", (key,))
         return str(found[0][0]) if found else None
 
     def set_meta(self, key: str, value: str) -> None:
-        """Change a value of the metadata."""
+        """Change a value of the fleet's metadata."""
         self._write("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value=excluded.value",
                     [(key, value)])  # fmt: skip
 
@@ -225,7 +225,7 @@ class Store:
         )
 
     def save_jobs(self, jobs: Iterable[Job]) -> None:
-        """Update changed jobs."""
+        """Update the rows of changed jobs in the store."""
         self._write(
             _JOB_UPDATE,
             (
@@ -236,7 +236,7 @@ class Store:
         )  # fmt: skip
 
     def save_attempts(self, attempts: Iterable[tuple[int, Attempt]]) -> None:
-        """Insert or update (row of the job, attempt)."""
+        """Insert or update the rows of attempts to run jobs, each given as (row of the job, attempt)."""
         self._write(
             "INSERT INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (job, n) DO UPDATE SET"
             " phase=excluded.phase, assignment=excluded.assignment, started_s=excluded.started_s,"
@@ -250,7 +250,7 @@ class Store:
         )  # fmt: skip
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Insert events: (time_s, job, kind, reason, cpu_milli, memory_mb, speed, [(node, GPUs)])."""
+        """Insert events of jobs: (time_s, job, kind, reason, cpu_milli, memory_mb, speed, [(node, GPUs)])."""
         self._write(
             "INSERT INTO events (time_s, job, kind, reason, cpu_milli, memory_mb, speed, places)"
             " VALUES (?,?,?,?,?,?,?,?)",
@@ -258,7 +258,8 @@ class Store:
         )
 
     def add_round(self, row: tuple[Any, ...]) -> None:
-        """Insert one decision: the columns of a record's rounds, its duration in s, whether it was early."""
+        """Insert one decision of the policy: the columns of a record's rounds, its duration in s, whether it was early.
+        """
         self._write("INSERT INTO rounds VALUES (?,?,?,?,?,?,?,?,?,?)", [row])
 
     # -- reading ---------------------------------------------------------------------------------------------------

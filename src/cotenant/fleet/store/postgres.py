@@ -41,7 +41,7 @@ class Postgres:
     shared = True
 
     def __init__(self, url: str) -> None:
-        """Connect. Raises WorkError on failure, InputError for an invalid URL."""
+        """Connect to the database. Raises WorkError on failure, InputError for an invalid URL."""
         with needs("postgres"):
             import psycopg
         try:
@@ -60,7 +60,7 @@ class Postgres:
         threading.Thread(target=self._beat, name="fleet store", daemon=True).start()
 
     def _beat(self) -> None:
-        """Keep the session alive: a decision may take longer than the server's timeout."""
+        """Keep the database session alive: a decision of the policy may take longer than the server's timeout."""
         while not self._closed.wait(BEAT_S):
             try:
                 self.connection.execute("SELECT 1")
@@ -157,7 +157,7 @@ class PostgresLock:
             time.sleep(TRY_EVERY_S)
 
     def release(self) -> None:
-        """Release the leadership for another controller."""
+        """Release the leadership of the fleet, so that another controller can take it."""
         self.database.close()
 
 

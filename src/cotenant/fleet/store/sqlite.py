@@ -12,7 +12,7 @@ from cotenant.fleet.store.database import Row, StoreError
 
 
 class Sqlite:
-    """A file in WAL mode, synced at every commit."""
+    """The database of a job store: a SQLite file in WAL mode, synced at every commit."""
 
     shared = False
 

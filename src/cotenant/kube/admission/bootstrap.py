@@ -29,12 +29,12 @@ class Bootstrap:
 
     @property
     def dns_names(self) -> list[str]:
-        """Host names for which the certificate must be valid."""
+        """Host names for which the webhook's certificate must be valid."""
         return certificates.server_names(self.service, self.namespace)
 
     @property
     def secret_path(self) -> str:
-        """API path of the Secret."""
+        """API path of the Secret that stores the certificates."""
         return f"/api/v1/namespaces/{self.namespace}/secrets/{self.secret}"
 
 

@@ -45,7 +45,7 @@ class Patch:
         self.operations: list[Operation] = []
 
     def at(self, *path: str | int) -> Any:
-        """The value at a path; None if there is none."""
+        """Return the value at a path in the pod; None if there is none."""
         node: Any = self.pod
         for step in path:
             try:
@@ -55,7 +55,7 @@ class Patch:
         return node
 
     def put(self, value: Any, *path: str | int) -> None:
-        """Add or replace a member of an existing map or list; missing or null maps on the path are created."""
+        """Add or replace a member of a map or list of the pod; missing or null maps on the path are created."""
         for end in range(1, len(path)):
             if self.at(*path[:end]) is None:
                 self._do({}, *path[:end])
@@ -63,7 +63,7 @@ class Patch:
             self._do(value, *path)
 
     def append(self, value: Any, *path: str | int) -> None:
-        """Append to a list, which is created if missing."""
+        """Append to a list of the pod, which is created if it is missing."""
         if not self.at(*path):
             self.put([value], *path)
         else:
@@ -71,7 +71,7 @@ class Patch:
             self.operations.append({"op": "add", "path": pointer(*path) + "/-", "value": value})
 
     def insert(self, value: Any, *path: str | int) -> None:
-        """Insert a value at that index of a list."""
+        """Insert a value at that index of a list of the pod."""
         self.at(*path[:-1]).insert(path[-1], copy.deepcopy(value))
         self.operations.append({"op": "add", "path": pointer(*path), "value": value})
 
@@ -97,7 +97,7 @@ def mutate(pod: Pod, injection: Injection | None = None, namespace: str | None =
 
 
 def change(pod: Pod, injection: Injection | None = None) -> dict[str, Any]:
-    """The patched pod."""
+    """The pod with all changes made so far."""
     return _changed(pod, injection or Injection(), None).pod
 
 
@@ -212,7 +212,7 @@ def _environment(patch: Patch, here: tuple[str | int, ...], share: ContainerShar
 
 
 def _preload(patch: Patch, here: tuple[str | int, ...]) -> None:
-    """Put the shims first, followed by the previous value."""
+    """Put the paths of the shims before the previous value of LD_PRELOAD."""
     entries = patch.at(*here, "env") or []
     index = max(
         (i for i, e in enumerate(entries) if isinstance(e, dict) and e.get("name") == "LD_PRELOAD"), default=None

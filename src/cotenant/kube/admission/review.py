@@ -32,7 +32,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer. `outcome`: label in the metrics."""
+    """An HTTP answer to a review. `outcome`: value of the label `outcome` in the metrics."""
 
     status: int
     body: bytes
@@ -77,7 +77,7 @@ def _decide(uid: str, request: dict[str, Any], settings: WebhookSettings) -> Ans
     pod = request.get("object")
     if not isinstance(pod, dict):
         raise InputError("the review contains no pod", field="request.object")
-    # a running pod keeps its share, but its annotations must stay valid if they are changed
+    # a running pod keeps its share even if its annotations change, but the changed annotations must be valid
     if request["operation"] == "UPDATE":
         if _own_annotations(pod) != _own_annotations(request.get("oldObject")):
             shares_of(pod)

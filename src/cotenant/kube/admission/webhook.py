@@ -40,7 +40,7 @@ class Listening:
 
 
 class WebhookApp:
-    """POST /mutate, GET /healthz, /readyz and /metrics."""
+    """The webhook as an ASGI application: POST /mutate, GET /healthz, /readyz and /metrics."""
 
     def __init__(self, settings: WebhookSettings, token_file: Path | None = None) -> None:
         self.settings = settings
@@ -138,7 +138,7 @@ class LiveContext:
             self.context.verify_mode = ssl.CERT_REQUIRED
 
     def use(self, certificate: bytes, key: bytes, file: str) -> None:
-        """Use a certificate and its key (PEM). On InputError the old ones stay in use."""
+        """Use a certificate and its key (PEM) for new connections. On InputError the old ones stay in use."""
         certificates.check_pair(certificate, key, file)
         with tempfile.TemporaryDirectory() as folder:
             paths = [os.path.join(folder, name) for name in ("tls.crt", "tls.key")]
@@ -167,7 +167,8 @@ class FilePair:
         return texts[0], texts[1]
 
     def refresh(self, context: LiveContext) -> bool:
-        """Use the files if they have changed. On InputError the old ones stay in use."""
+        """Use the certificate and key in the files if the files have changed. On InputError the old ones stay in use.
+        """
         texts = self.read()
         if texts == self._seen:
             return False
@@ -234,7 +235,7 @@ async def serve(
 
 
 def _bind(config: Any) -> Any:
-    """Bind the listening socket. Raises WorkError if that fails; uvicorn would end the process."""
+    """Bind the webhook's listening socket. Raises WorkError if that fails, whereas uvicorn would end the process."""
     import socket
 
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET

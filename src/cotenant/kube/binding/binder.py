@@ -43,7 +43,7 @@ class Agent(Protocol):
     the agent answers with."""
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
-        """Send one order and return the answer."""
+        """Send one order to the agent and return the agent's answer."""
         ...
 
 
@@ -65,7 +65,9 @@ class Binder:
         self._faults: dict[str, str] = {}
 
     def round(self) -> None:
-        """Read kubelet and API server, and update the agent. If one of them does not answer, nothing is changed."""
+        """Read the kubelet's allocations and the API server's pods, and update the agent's tenants. If the kubelet or
+        the API server does not answer, nothing is changed.
+        """
         devices = self._devices()
         if devices is None:
             return
@@ -86,7 +88,9 @@ class Binder:
         self._hold(held, orders)
 
     def escaped(self, unseen: list[dict[str, Any]]) -> None:
-        """Report processes that have not connected to the agent, as the agent found, to their pods."""
+        """Report to pods which of their processes use a GPU without being connected to the agent, as the agent has
+        found.
+        """
         pods = self._pods.by_uid()
         for row in unseen:
             if pod := pods.get(row["holder"]["id"]):
@@ -106,7 +110,7 @@ class Binder:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def _devices(self) -> dict[PodKey, Devices] | None:
-        """Devices allocated by the kubelet, by pod; None if it does not answer."""
+        """Return the devices that the kubelet has allocated, by pod; None if the kubelet does not answer."""
         try:
             with open_channel(self._socket) as channel:
                 answer = caller(channel, POD_RESOURCES, "List")(pod_resources.ListPodResourcesRequest(), timeout=5.0)

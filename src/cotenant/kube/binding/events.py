@@ -47,8 +47,8 @@ class PodEvents:
 
 
 def pod_event(pod: dict[str, Any], node: str, reason: str, message: str, *, warning: bool) -> dict[str, Any]:
-    """The Event. Its name is derived from its content, so that writing it again is a conflict instead of a second
-    event.
+    """Return the object of a Kubernetes event. Its name is derived from its content, so that writing it again is a
+    conflict instead of a second event.
     """
     metadata = pod["metadata"]
     digest = hashlib.sha256(f"{metadata['uid']}\0{reason}\0{message}".encode()).hexdigest()[:16]

@@ -32,7 +32,7 @@ class Order:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Pod and container."""
+        """The pod and the container to which the tenant belongs."""
         return self.uid, self.container
 
 
@@ -54,7 +54,7 @@ class Wanted:
 
 
 def ended(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has ended."""
+    """Return whether all containers of a pod have ended for good."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
@@ -156,7 +156,9 @@ def started(pod: Mapping[str, Any], container: str) -> bool:
 
 
 def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -> Order:
-    """The order for an init container's share, on the GPUs that were allocated to it."""
+    """Return the order to the agent to hold an init container's share, on the GPUs that were allocated to the
+    container.
+    """
     count = share.units or share.gpus
     return _order(pod, share, [gpus[0]] * count, gpus)
 

@@ -33,11 +33,11 @@ class NodePods:
         return {pod["metadata"]["uid"]: pod for pod in self.by_key.values()}
 
     def expire(self) -> None:
-        """Make the next `refresh` ask the API server."""
+        """Make the next `refresh` ask the API server for the pods."""
         self._listed_s = -1e9
 
     def refresh(self, needed: Iterable[PodKey], *, force: bool = False) -> bool:
-        """List the pods if a needed one is unknown or the listing is old. Returns whether it is fresh."""
+        """List the pods if a needed pod is unknown or the last listing is old. Returns whether the list is fresh."""
         known = all(key in self.by_key for key in needed)
         if known and not force and time.monotonic() - self._listed_s < self._list_every_s:
             return False
@@ -62,7 +62,7 @@ class NodePods:
     def waiting(self, fresh: bool) -> list[tuple[int, int]]:
         """(share units, memory units) of containers that wait for devices. `fresh`: list the pods first. Called by the
         kubelet's threads."""
-        # not listed again soon after a failure, since the kubelet waits for the answer
+        # after a failed listing the pods are not listed again soon, since the kubelet waits for the answer
         if fresh and time.monotonic() - self._failed_s > LIST_EVERY_S:
             self.refresh((), force=True)
         found = []

@@ -106,7 +106,8 @@ def allocated(claim: Mapping[str, Any], node: str) -> list[Thing]:
 
 
 def units_of_result(result: Mapping[str, Any]) -> int:
-    """Share units of an allocated device: the part that the claim consumes, or all of them."""
+    """Return how many share units of an allocated device a claim has: the part that the claim consumes, or all of them.
+    """
     consumed = (result.get("consumedCapacity") or {}).get("share")
     return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
 

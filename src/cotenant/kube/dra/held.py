@@ -57,8 +57,8 @@ class NodeClaims:
         return found
 
     def _claim_of(self, pod: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """A pod's claim; a known one is used as long as it is reserved for that pod, since until then its allocation
-        does not change. A claim that was deleted and made again under its name is another one.
+        """Return a pod's claim. A known claim is used as long as it is reserved for that pod, since until then its
+        allocation does not change. A claim that was deleted and created again under the same name is another claim.
         """
         namespace = pod["metadata"]["namespace"]
         known = self._known.get((namespace, name))
@@ -88,6 +88,6 @@ class NodeClaims:
 
     def held(self) -> frozenset[str]:
         """Names of this node's devices that are allocated to a ResourceClaim."""
-        with self._lock:  # calls of the kubelet change the claims in other threads
+        with self._lock:  # the kubelet's calls change the claims in other threads, so a copy is read
             known = list(self._known.values())
         return frozenset(result["device"] for claim in known for result in claims.allocated(claim, self._node))

@@ -53,7 +53,7 @@ def mig_name(piece: MigSlice) -> str:
 
 
 def devices(gpus: Iterable[NodeGpu], pieces: Iterable[MigSlice], kubernetes: Version, counters: bool) -> list[Thing]:
-    """The usable devices, without GPUs that have a fault."""
+    """The devices of the node that can be used, without GPUs that have a fault."""
     found = []
     for gpu in gpus:
         for kind, name in device_names(gpu, kubernetes, counters).items() if not gpu.fault else ():
@@ -105,7 +105,7 @@ def resource_slices(node: str, offered: Sequence[Thing], kubernetes: Version, ge
 
 
 def slice_name(node: str, number: int) -> str:
-    """Name of a pool's slice."""
+    """Return the name of a ResourceSlice of a node's pool."""
     return f"{f'{node}-{DRIVER}'[:248]}{f'-{number}' if number else ''}"
 
 

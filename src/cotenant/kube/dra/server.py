@@ -61,7 +61,7 @@ class _Service:
         return answer
 
     def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Does nothing, since the share is released when the pod has ended."""
+        """Releases nothing here, since the share is released when the pod has ended."""
         answer = self._package.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             answer.claims[claim.uid].error = ""
@@ -70,8 +70,8 @@ class _Service:
 
 
 class _Health:
-    """Health of devices, for the status of pods: sent at once, on a change, and before the kubelet's timeout of
-    30 s.
+    """Send the health of the node's devices, which appears in the status of pods: at once, on every change, and before
+    the kubelet's timeout of 30 s.
     """
 
     def __init__(self, slices: NodeSlices, inventory: Inventory, pool: str, serving: Callable[[], bool]) -> None:
@@ -111,16 +111,16 @@ class ClaimServer:
 
     @property
     def socket(self) -> Path:
-        """Socket for preparing claims."""
+        """Path of the socket at which the kubelet has claims prepared."""
         return self._settings.folder / SOCKET
 
     @property
     def registration_socket(self) -> Path:
-        """Socket in the folder that the kubelet watches for registrations."""
+        """Path of the socket in the folder that the kubelet watches for registrations of plugins."""
         return self._settings.registry / f"{offer.DRIVER}-reg.sock"
 
     def start(self) -> None:
-        """Listen. Raises WorkError if the sockets cannot be created."""
+        """Listen on both sockets. Raises WorkError if they cannot be created."""
         self._serving.set()
         try:
             self._settings.folder.mkdir(parents=True, exist_ok=True)

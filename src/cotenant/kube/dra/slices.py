@@ -17,7 +17,7 @@ FIRST_LOOK_S = 5.0
 
 
 class NodeSlices:
-    """The offer of one node."""
+    """The devices of one node that are offered for claims."""
 
     def __init__(self, api: KubeApi, inventory: Inventory, node: str) -> None:
         self._api, self._inventory, self._node = api, inventory, node
@@ -26,7 +26,7 @@ class NodeSlices:
         self._version: tuple[int, int] | None = None
 
     def known(self) -> list[tuple[str, str, str]]:
-        """Devices of this node: name, UUID, fault."""
+        """Return the devices of this node as (name, UUID, why the device cannot be used)."""
         found = [
             (name, gpu.uuid, gpu.fault)
             for gpu in self._inventory.gpus
@@ -52,7 +52,7 @@ class NodeSlices:
         raise InputError(f"there is no {device} on this node")
 
     def kubernetes(self) -> tuple[int, int]:
-        """Version of the cluster. Raises ApiError."""
+        """Version of the cluster's API server. Raises ApiError."""
         if self._version is None:
             found = self._api.get("/version")
             minor = "".join(c for c in str(found.get("minor", "")) if c in "0123456789")
@@ -74,8 +74,8 @@ class NodeSlices:
         return changed
 
     def _write(self, held: frozenset[str], kubernetes: tuple[int, int]) -> bool:
-        """Write the slices. The slice with counters is written first: whether the API server supports counters must be
-        known before devices that need them are published.
+        """Write the node's ResourceSlices. The slice with counters is written first: whether the API server supports
+        counters must be known before devices that need them are published.
         """
         node, counters = self._node, self._counters is True
         path = f"/apis/{offer.api_version(kubernetes)}/resourceslices"

@@ -39,7 +39,7 @@ class Registrar:
         self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
 
     def start(self) -> None:
-        """Register, and again whenever the kubelet restarts."""
+        """Register the node's resources with the kubelet, and again whenever the kubelet restarts."""
         self._thread.start()
 
     def look(self) -> None:
@@ -47,7 +47,7 @@ class Registrar:
         self._watch.wake()
 
     def stop(self) -> None:
-        """End the thread and every plugin."""
+        """End the thread, and stop the device plugin of every resource."""
         self._stop.set()
         self._watch.wake()
         if self._thread.is_alive():

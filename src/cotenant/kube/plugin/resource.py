@@ -42,7 +42,7 @@ class ResourcePlugin:
         return self.folder / self.endpoint
 
     def start(self) -> None:
-        """Listen, replacing a socket that an earlier plugin left."""
+        """Listen on the plugin's socket, which replaces a socket that an earlier plugin left."""
         self.stop()
         self.path.unlink(missing_ok=True)
         self._ended = threading.Event()
@@ -60,7 +60,7 @@ class ResourcePlugin:
         self._server.start()
 
     def stop(self) -> None:
-        """Stop listening and end every stream."""
+        """Stop listening and end every stream to the kubelet."""
         self._ended.set()
         self.state.inventory.wake()
         if self._server is not None:
@@ -91,7 +91,7 @@ class ResourcePlugin:
         return self._options()
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        """Send the devices with their health, now and on every change."""
+        """Send the resource's devices with their health to the kubelet, now and on every change."""
         ended, sent, version = self._ended, None, -1
         while context.is_active() and not ended.is_set():
             health = self._health()
@@ -113,7 +113,7 @@ class ResourcePlugin:
         return found
 
     def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Prefer units of one GPU: the one on which the container's other resource is."""
+        """Prefer units of one GPU: the GPU on which the container's other resource (share or memory) is."""
         answers = []
         for asked in request.container_requests:
             available, must = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)

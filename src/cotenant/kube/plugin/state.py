@@ -62,7 +62,7 @@ class PluginState:
     _shown: str | None = None  # GPU whose free units are advertised; None: not chosen yet
 
     def note(self, resource: str, ids: list[str]) -> None:
-        """Record an allocation. PodResources will show later which container has it."""
+        """Record an allocation that the plugin has confirmed. PodResources will show later which container has it."""
         allocation = Allocation(time.monotonic(), resource, frozenset(ids))
         if resource in OTHER:
             alone = self._needs(resource, len(ids)) == {0}
@@ -117,7 +117,7 @@ class PluginState:
         return found
 
     def _other_half(self, resource: str) -> Allocation | None:
-        """The last allocation, if its container still needs units of this resource."""
+        """Return the last allocation, if its container still needs units of the other resource."""
         half = self._half
         if half is None or half.resource != OTHER[resource] or time.monotonic() - half.at_s > TOGETHER_S:
             return None

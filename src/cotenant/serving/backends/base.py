@@ -44,7 +44,7 @@ class Backend(ABC):
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:  # noqa: B027 most models compute
         """Wait if the batch must take longer. The worker calls this once per batch of `count` items before it sends the
-        results. `submitted_s`: the monotonic time at which the batch was submitted; `expected_ms`: its planned duration.
+        results. `submitted_s`: monotonic time of the submission of the batch; `expected_ms`: its planned duration.
         """
 
     def resize(self, fraction: float) -> bool:
