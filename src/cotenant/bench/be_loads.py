@@ -28,7 +28,7 @@ from cotenant.core.errors import InputError
 
 KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|(train-resnet50|train-transformer)(?::([1-9]\d{0,3}))?)$")
 UNIT_S = 0.001  # duration of one unit of work, which may be several launches
-DEPTH = 4  # number of units that are kept in flight
+DEPTH = 4  # number of units of work that are kept in flight
 MARK_NS = 10_000_000
 
 # The durations of the software GPU's kernels are those of an H100 80GB HBM3. mm: 2 N^3 / 690 TFLOP/s, with a lower
@@ -40,7 +40,7 @@ TRAINING_BATCH = {"train-resnet50": 32, "train-transformer": 16}
 
 
 def soft_kernel(kind: str) -> tuple[int, str]:
-    """Length in ns and work class of a kernel of this load on the software GPU."""
+    """Return the length in ns and the work class of a kernel of the load `kind` on the software GPU."""
     found = KIND.match(kind)
     assert found is not None
     if found[1] in ("mm", "mmz"):
@@ -51,7 +51,7 @@ def soft_kernel(kind: str) -> tuple[int, str]:
 
 
 def training_batch(kind: str) -> int:
-    """Images or sequences of one step."""
+    """Return the number of images or sequences in one training step of the load."""
     found = KIND.match(kind)
     assert found is not None
     assert found[3] is not None
@@ -59,8 +59,9 @@ def training_batch(kind: str) -> int:
 
 
 class Load:
-    """One load. A unit is `per_unit` calls of `launch`; `mark(i)` records event i behind a unit, `wait(i)` waits for
-    it."""
+    """One best-effort load. A unit is `per_unit` calls of `launch`; `mark(i)` records event i behind a unit, `wait(i)`
+    waits for it.
+    """
 
     def __init__(
         self, launch: Callable[[], None], mark: Callable[[int], None], wait: Callable[[int], None], per_unit: int
@@ -68,7 +69,7 @@ class Load:
         self.launch, self.mark, self.wait, self.per_unit = launch, mark, wait, per_unit
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Run for `seconds` with DEPTH units in flight."""
+        """Run the load for `seconds` with DEPTH units of work in flight."""
         begin_ns = now_ns = time.monotonic_ns()
         until_ns = begin_ns + round(seconds * 1e9)
         started = done = 0
@@ -98,7 +99,7 @@ class Load:
 
 
 def launch_times(load: Load, seconds: float) -> dict[str, Any]:
-    """Launch for `seconds` without waiting for completion; record when each launch returned."""
+    """Launch the load's work for `seconds` without waiting for completion; record when each launch returned."""
     times_ns: list[int] = []
     until_ns = time.monotonic_ns() + round(seconds * 1e9)
     while not times_ns or times_ns[-1] < until_ns:
@@ -110,7 +111,9 @@ def launch_times(load: Load, seconds: float) -> dict[str, Any]:
 
 
 def end_times(load: Load, seconds: float) -> dict[str, Any]:
-    """Launch for `seconds` with DEPTH launches in flight; record when each was seen to have completed."""
+    """Launch the load's work for `seconds` with DEPTH launches in flight; record when each launch was seen to have
+    completed.
+    """
     ends_ns: list[int] = []
     started, until_ns = 0, time.monotonic_ns() + round(seconds * 1e9)
     while time.monotonic_ns() < until_ns:
@@ -127,8 +130,9 @@ def end_times(load: Load, seconds: float) -> dict[str, Any]:
 
 
 def calibrated(load: Load, single: bool) -> float:
-    """Set the number of launches per unit: 1 if `single`, otherwise as many as take UNIT_S. Returns the length of a
-    launch in ms."""
+    """Set the load's number of launches per unit of work: 1 if `single`, otherwise as many as take UNIT_S. Returns the
+    length of a launch in ms.
+    """
     for _ in range(3):
         load.run(0.02)
     found = load.run(0.15)
@@ -138,7 +142,7 @@ def calibrated(load: Load, single: bool) -> float:
 
 
 def torch_load(kind: str) -> Load:
-    """A load that uses PyTorch."""
+    """Return the best-effort load of this kind, run by PyTorch."""
     import torch
 
     from cotenant.bench.networks import training_step
@@ -162,7 +166,7 @@ def torch_load(kind: str) -> Load:
 
 
 def driver_load(kind: str, cuda: Any) -> Load:
-    """A load on the plain driver API, with kernels of known length."""
+    """Return the best-effort load of this kind on the plain driver API, with kernels of known length."""
     length_ns, work = soft_kernel(kind)
     events = [cuda.event() for _ in range(DEPTH)]
     found = KIND.match(kind)
@@ -205,7 +209,7 @@ def main(arguments: list[str]) -> int:
             raise InputError(f"no load is called {' '.join(words[1:])!r}: see --be of cotenant bench colocation")
         if words[:1] == ["load"]:
             os.sched_setaffinity(0, everywhere)
-            load = None  # frees the memory of the previous load before the next one allocates
+            load = None  # this frees the memory of the previous load before the next one allocates
             load = torch_load(words[1]) if cuda is None else driver_load(words[1], cuda)
             one_ms = calibrated(load, words[1].startswith("train-"))
             if core:

@@ -23,7 +23,7 @@ from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelRow
 
 LEAD_S = 0.15  # best-effort work runs this long before the first arrival and after the last one
-BETWEEN_S = 0.33  # estimated overhead of one block
+BETWEEN_S = 0.33  # estimated overhead of one block (a part of the measurement) in s
 RESAMPLES = 200
 SLO_QUANTILE = 0.995
 LATE_MS = 0.5  # a request that begins this much later than it could have begun shows that the host paused
@@ -32,7 +32,7 @@ FILLS_SMS = 1024  # number of SMs that the loads mmN, addN and copyN fill; their
 
 @dataclass(frozen=True)
 class LsLoad:
-    """`resnet50:4:100`: model, batch, arrivals per second."""
+    """A latency-sensitive (LS) load such as `resnet50:4:100`: model, batch, arrivals per second."""
 
     model: str
     batch: int
@@ -54,7 +54,7 @@ def parse_ls(text: str) -> LsLoad:
 
 
 def parse_be(text: str) -> list[str]:
-    """Names of BE loads from a comma-separated list. InputError for unknown ones."""
+    """Return the names of best-effort (BE) loads from a comma-separated list. InputError for unknown ones."""
     kinds = text.split(",")
     for kind in kinds:
         if not KIND.match(kind):
@@ -67,7 +67,9 @@ def parse_be(text: str) -> list[str]:
 
 
 def parse_schemes(text: str) -> list[Scheme]:
-    """Schemes named in `text`, without duplicates: `all`, or a comma-separated list. InputError for anything else."""
+    """Return the co-location schemes named in `text`, without duplicates: `all`, or a comma-separated list. InputError
+    for anything else.
+    """
     if text == "all":
         return list(SCHEMES)
     try:
@@ -78,11 +80,13 @@ def parse_schemes(text: str) -> list[Scheme]:
 
 @dataclass
 class Series:
-    """Measurements with one scheme and BE load: LS latencies and BE rates, each alone and together (`beside`)."""
+    """Measurements with one scheme and one best-effort (BE) load: latencies of latency-sensitive (LS) requests and
+    rates of BE work, each alone and together (`beside`).
+    """
 
     alone_ms: list[float] = field(default_factory=list)
     beside_ms: list[float] = field(default_factory=list)
-    # fraction of the time for which the service was active, when it ran alone
+    # fraction of the time for which the latency-sensitive service was active when it ran alone
     alone_active: list[float] = field(default_factory=list)
     alone_rate: list[float] = field(default_factory=list)  # units of best-effort work per second without the service
     beside_rate: list[float] = field(default_factory=list)
@@ -109,7 +113,7 @@ class Series:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Quantile of the values at `part` (0 to 1), interpolated linearly. NaN if there are none."""
+    """Return the quantile of the values at `part` (0 to 1), interpolated linearly. NaN if there are none."""
     ordered = sorted(values)
     if not ordered:
         return float("nan")
@@ -120,7 +124,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 def rate_between(block: dict[str, Any], begin_ns: int, end_ns: int) -> float:
-    """BE units per second inside [begin, end], interpolated linearly between marks."""
+    """Return the units of best-effort (BE) work per second inside [begin, end], interpolated linearly between marks."""
     points = [(block["begin_ns"], 0), *block["marks"], (block["end_ns"], block["count"])]
 
     def until(at_ns: int) -> float:
@@ -135,7 +139,7 @@ def rate_between(block: dict[str, Any], begin_ns: int, end_ns: int) -> float:
 
 
 def summary(series: Series) -> dict[str, Any]:
-    """The figures of one scheme and BE load, as described in docs/commands.md."""
+    """Return the figures of one scheme and BE load, as described in docs/commands.md."""
     slo_ms = quantile(series.alone_ms, SLO_QUANTILE)
     p99, alone_p99 = quantile(series.beside_ms, 0.99), quantile(series.alone_ms, 0.99)
     left = 1.0 - median(series.alone_active)
@@ -170,15 +174,16 @@ def summary(series: Series) -> dict[str, Any]:
 
 
 def said(scheme: str, kind: str, row: dict[str, Any]) -> str:
-    """One line of text that reports progress."""
+    """Return one line of text that reports the figures of one scheme and load as progress."""
     return (
         f"{scheme} beside {kind}: p99 {row['ls_p99_over_alone']:.3f}x, BE {row['be_over_left']:.1%} of what LS leaves"
     )
 
 
 def p99_interval(alone_ms: Sequence[float], beside_ms: Sequence[float], seed: int = 0) -> list[float]:
-    """95 % confidence interval of p99 beside / p99 alone. The bootstrap resamples requests, each with both of its
-    latencies."""
+    """Return the 95 % confidence interval of p99 beside best-effort work / p99 alone. The bootstrap resamples requests,
+    each with both of its latencies.
+    """
     count = min(len(alone_ms), len(beside_ms))
     draw = random.Random(seed)
     ratios = []
@@ -190,7 +195,7 @@ def p99_interval(alone_ms: Sequence[float], beside_ms: Sequence[float], seed: in
 
 @dataclass
 class Plan:
-    """Settings of a measurement. Lengths are in seconds."""
+    """Settings of a co-location measurement. Lengths are in seconds."""
 
     ls: LsLoad
     kinds: list[str]
@@ -205,7 +210,9 @@ class Plan:
 
 
 def expected_s(plan: Plan) -> float:
-    """Estimated length of a measurement. A round has LS alone, half a block of BE alone, and a block of each scheme."""
+    """Return the estimated length of a measurement. A round has LS alone, half a block of BE alone, and a block of each
+    scheme.
+    """
     rounds = 0.0
     for together in (True, False):
         schemes = sum(scheme.together is together for scheme in plan.schemes)
@@ -233,7 +240,9 @@ def measure(gpus: str, plan: Plan, result: dict[str, Any] | None = None) -> dict
 
 @dataclass
 class _Cast:
-    """Programs of one rig: the LS client and the BE tenants of each scheme, and a BE program without the shim."""
+    """The programs that run under one agent: the LS client and the BE tenants of each scheme, and a BE program without
+    the shim.
+    """
 
     ls_alone: Program
     native: Program
@@ -242,8 +251,9 @@ class _Cast:
 
 
 def known_work(simulated: bool, fills: bool) -> dict[str, Any]:
-    """Facts about a BE program's kernels that scheme orion gets if there is no profile. On the software GPU: the work
-    classes that the simulator uses. On a real GPU: the number of SMs that kernels of mmN, addN and copyN fill."""
+    """Return facts about a BE program's kernels that scheme orion gets if there is no profile. On the software GPU: the
+    work classes that the simulator uses. On a real GPU: the number of SMs that kernels of mmN, addN and copyN fill.
+    """
     if not simulated:
         return {"work_sms": FILLS_SMS if fills else 0}
     sms = FILLS_SMS if fills else read_table().sm_count
@@ -252,7 +262,7 @@ def known_work(simulated: bool, fills: bool) -> dict[str, Any]:
 
 
 def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
-    """Start one program for each set of properties that is fixed when a process starts."""
+    """Start one BE program for each set of properties that is fixed when a process starts, and the LS client."""
     alone = rig.ls("ls")
     native = rig.be_native()
     ls_by_sms: dict[float, Program] = {1.0: alone}
@@ -266,7 +276,8 @@ def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
             asks = scheme.rule is RuleKind.ORION
             key = (scheme.be_sms, scheme.be_below, fills if asks else None)
             if key not in be_by_kind:
-                # the scheme must be active now, because it sets the priority with which best-effort programs start
+                # the scheme must be active before the programs start, because it sets the priority with which
+                # best-effort programs start
                 rig.scheme(scheme.name)
                 name = f"be-{scheme.name}{'-wide' if asks and fills else ''}"
                 simulated = rig.bench.device.simulated
@@ -320,8 +331,10 @@ def _round(
 
 
 def native_block(native: Program, seconds: float) -> float:
-    """Rate of BE alone. As in `pair_block`, BE runs for LEAD_S before and after the interval that counts: a GPU at its
-    power limit is faster at the beginning, and at the end of a block all units in flight are counted at once."""
+    """Return the rate of BE work alone. As in `pair_block`, BE runs for LEAD_S before and after the interval that
+    counts: a GPU at its power limit is faster at the beginning, and at the end of a block all units in flight are
+    counted at once.
+    """
     block = native.ask(f"run {seconds + 2 * LEAD_S}", seconds + 60)
     begin_ns = block["begin_ns"] + round(LEAD_S * 1e9)
     return rate_between(block, begin_ns, begin_ns + round(seconds * 1e9))
@@ -334,8 +347,9 @@ def ls_block(ls: Program, plan: Plan, seed: int, *, raises: bool) -> dict[str, A
 
 
 def pair_block(ls: Program, be: Program, plan: Plan, seed: int) -> tuple[dict[str, Any], float]:
-    """Run one block of LS requests together with BE. Returns the LS client's measurements, and the rate of BE during
-    them."""
+    """Run one block of LS requests together with BE work. Returns the LS client's measurements, and the rate of BE work
+    during the block.
+    """
     be.tell(f"run {plan.block_s + 2 * LEAD_S}")
     time.sleep(LEAD_S)
     found = ls_block(ls, plan, seed, raises=True)

@@ -21,7 +21,7 @@ from cotenant.bench.harness import Program
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation import CurvePoint, choose_budget
 
-SEED = 7  # the same for all blocks, so that all have the same arrivals
+SEED = 7  # seed of the arrivals; it is the same for all blocks, so that all have the same arrivals
 ALIVE_S = 0.05
 PARTS = (0.1, 0.25, 1.0)
 OVERLAPS = (0.05, 0.1, 0.2, 0.4, 1.0)
@@ -41,7 +41,8 @@ class Budget:
 
 
 def bytes_moved(load: str) -> int:
-    """Bytes that one unit of addN or copyN reads and writes. InputError for a load that is not memory-bound."""
+    """Return the bytes that one unit of addN or copyN reads and writes. InputError for a load that is not memory-bound.
+    """
     found = KIND.match(load)
     if found is None or found[1] not in ("add", "copy"):
         raise InputError(f"{load!r} is not memory-bound: write addN or copyN", field="--be")
@@ -51,9 +52,10 @@ def bytes_moved(load: str) -> int:
 def measure(
     gpus: str, wanted: Budget, found: dict[str, Any] | None = None, progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Rows {be_sms, overlap, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget` chosen
-    from them: the most BE bandwidth with which the median service time stays within `tolerated` times the median
-    without BE work. `found` gets each row when it is measured."""
+    """Return rows {be_sms, overlap, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget`
+    chosen from them: the most BE bandwidth with which the median service time stays within `tolerated` times the median
+    without BE work. `found` gets each row when it is measured.
+    """
     found = {} if found is None else found
     rows: list[dict[str, Any]] = []
     found |= {"ls": asdict(wanted.ls), "be": wanted.load, "tolerated": wanted.tolerated, "rows": rows}
@@ -79,7 +81,9 @@ def measure(
 def _curve(
     rig: Rig, wanted: Budget, ls: Program, be: Program, part: float, unit_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows for one fraction of the SMs: LS alone, then together with BE work for a growing fraction of the time."""
+    """Produce the rows for one fraction of the SMs: LS alone, then together with BE work for a growing fraction of the
+    time.
+    """
     plan = Plan(wanted.ls, [], parse_schemes("tidal"), block_s=wanted.block_s)
     rig.scheme("mps-plus")  # under this scheme best-effort work is not held back while the load is set up
     be.ask(f"load {wanted.load}", 60)
@@ -101,7 +105,7 @@ def _curve(
 
 
 def said(row: dict[str, Any]) -> str:
-    """One line of text that reports progress."""
+    """Return one line of text that reports a row of the measurement as progress."""
     return (
         f"BE on {row['be_sms']:.0%} of the SMs for {row['overlap']:.0%} of the time: LS "
         f"{row['ls_service_over_alone']:.2f}x, BE {row['be_gb_per_s']:.0f} GB/s"
@@ -110,7 +114,7 @@ def said(row: dict[str, Any]) -> str:
 
 @contextmanager
 def held_up(floor: Floor) -> Iterator[None]:
-    """Report latency-sensitive work inside the block, with heartbeats from a thread."""
+    """Return a context in which latency-sensitive work is reported to the agent, with heartbeats from a thread."""
     over = threading.Event()
 
     def keep() -> None:

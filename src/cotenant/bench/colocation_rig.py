@@ -55,27 +55,29 @@ class Rig:
         return self.plain(name, arguments)
 
     def plain(self, name: str, arguments: list[str]) -> Program:
-        """Run any module as a program without the agent and without MPS."""
+        """Start any module as a program without the agent and without MPS."""
         device = self.bench.device
         more = device.environment([self.uuid]) | {LIBRARY_VARIABLE: str(device.driver())}
         return self.bench.start(name, arguments, self.bench.environment | more, self.core)
 
     def ls(self, name: str = "ls", *, sms: float = 1.0, batch: int = 4) -> Program:
-        """Start an LS client without the shim, as workers of `cotenant serve` run. After `join` it reports activity."""
+        """Start a latency-sensitive (LS) client without the shim, as workers of `cotenant serve` run. After `join` it
+        reports activity.
+        """
         return self._native(name, ["cotenant.bench.ls_client", self.bench.backend, str(batch)], sms)
 
     def join(self, ls: Program, work_class: str = "unknown") -> None:
-        """Let a ready LS client report activity to the agent, as work of that class."""
+        """Let a ready latency-sensitive (LS) client report activity to the agent, as work of that class."""
         ls.ask(f"floor {self.bench.folder} {self.uuid} {work_class}")
 
     def be_native(self, name: str = "be-native", *, sms: float = 1.0) -> Program:
-        """Start a BE program without the shim."""
+        """Start a best-effort (BE) program without the shim."""
         return self._native(name, ["cotenant.bench.be_loads", self.bench.backend], sms)
 
     def be(
         self, name: str = "be", *, sms: float = 1.0, below: bool = False, work_sms: int = 0, kernels: str = ""
     ) -> Program:
-        """Start an unmodified BE program as a best-effort tenant under the shim."""
+        """Start an unmodified best-effort (BE) program as a tenant under the shim."""
         spec = TenantSpec(
             name,
             limit=sms,
@@ -88,21 +90,21 @@ class Rig:
         return self.tenant(spec, ["cotenant.bench.be_loads", self.bench.backend])
 
     def tenant(self, spec: TenantSpec, arguments: list[str]) -> Program:
-        """Run any module as a tenant under the shim."""
+        """Start any module as a tenant under the shim."""
         return self.bench.tenant(spec.name, spec, core=self.core, program=arguments)
 
     def mps_environment(self) -> dict[str, str]:
-        """Environment with which a program that the caller starts runs concurrently with the others."""
+        """Return the environment with which a program that the caller starts runs concurrently with the others."""
         client = ControlClient(self.bench.folder)
         self.bench.clients.append(client)
         spec = TenantSpec(f"own-{len(self.bench.clients)}", mechanism=self.mechanism)
         return dict(register(client, Launch(self.bench.folder, spec, ["own"]))["environment"])
 
     def scheme(self, name: str, **changes: Any) -> dict[str, Any]:
-        """Apply a scheme to the GPU. Returns the agent's answer."""
+        """Apply a co-location scheme to the GPU. Returns the agent's answer."""
         with ControlClient(self.bench.folder) as client:
             return client.call("colocation", scheme=name, **changes)
 
     def tenants(self) -> dict[str, dict[str, Any]]:
-        """The agent's rows of its tenants, by name."""
+        """Return the agent's rows about its tenants, by name."""
         return {row["name"]: row for row in self.bench.tenants()}

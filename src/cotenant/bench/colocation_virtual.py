@@ -21,7 +21,9 @@ CLASSES = {"compute": WorkClass.COMPUTE, "memory": WorkClass.MEMORY, "mixed": Wo
 
 
 def ls_work(text: str) -> tuple[list[KernelWork], float]:
-    """Kernels of a request and its rate, from `resnet50:BATCH:RATE` or `profile:FILE:RATE`."""
+    """Return the kernels of a latency-sensitive request and the rate of requests, from `resnet50:BATCH:RATE` or
+    `profile:FILE:RATE`.
+    """
     from cotenant.bench.colocation import parse_ls
 
     if not text.startswith("profile:"):
@@ -38,7 +40,9 @@ def ls_work(text: str) -> tuple[list[KernelWork], float]:
 
 
 def be_work(text: str, sm_count: int) -> list[KernelWork]:
-    """Kernels that a BE program repeats: of a load named as in `cotenant bench colocation`, or of `profile:FILE`."""
+    """Return the kernels that a best-effort (BE) program repeats: those of a load named as in `cotenant bench
+    colocation`, or of `profile:FILE`.
+    """
     if text.startswith("profile:"):
         return read_kernels(Path(text.removeprefix("profile:")))
     if not KIND.match(text):
@@ -58,8 +62,10 @@ def measure(
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Simulate each scheme with each load. Returns {scheme: {be: figures}}, with the figures of the measured
-    comparison. Every simulation has the same arrivals. `changes` override settings of the schemes."""
+    """Simulate each co-location scheme with each best-effort (BE) load. Returns {scheme: {be: figures}}, with the
+    figures of the measured comparison. Every simulation has the same arrivals. `changes` override settings of the
+    schemes.
+    """
     own = {scheme.name: settings_for(scheme.name, **(changes or {})) for scheme in schemes}
     kernels, rate_rps = ls_work(ls)
     sm_count = ORION_SMS if ls.startswith("profile:") and not ls.split(":")[1].endswith(".json") else 0
@@ -81,7 +87,7 @@ def measure(
                 [1.0],
                 [found.be_work_ns / end_ns],
                 sum(k.duration_ns for k in job.be) / len(job.be) / 1e6,
-                [(0, len(arrivals))],  # one range with all requests, since the simulated host never pauses
+                [(0, len(arrivals))],  # one range with all requests, since the simulated host is never paused
             )
             row = rows[scheme.name][name] = summary(series)
             progress(said(scheme.name, name, row))

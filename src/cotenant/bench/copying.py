@@ -66,7 +66,7 @@ class Copier:
 
 
 def host_memory(cuda: Driver, memory: str, size: int) -> ctypes.c_void_p:
-    """Host memory of that kind. Its pages are touched, so that the first copy has no page faults."""
+    """Allocate host memory of that kind. Its pages are touched, so that the first copy has no page faults."""
     if memory == "pinned":
         pinned = ctypes.c_void_p()
         cuda.call("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(size), 1)
@@ -78,7 +78,7 @@ def host_memory(cuda: Driver, memory: str, size: int) -> ctypes.c_void_p:
     return ctypes.cast(buffer, ctypes.c_void_p)
 
 
-held: list[Any] = []  # keeps the buffers of pageable memory alive, since only their addresses are used below
+held: list[Any] = []  # this list keeps the buffers of pageable memory alive, since only their addresses are used below
 
 
 def now_and_then(copy: Callable[[], tuple[int, int]], period_s: float, seconds: float) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def now_and_then(copy: Callable[[], tuple[int, int]], period_s: float, seconds: 
     begin_ns = time.monotonic_ns()
     number = 0
     while time.monotonic_ns() - begin_ns < seconds * 1e9:
-        # the times are varied, so that copies do not coincide with periodic work of other processes
+        # the times between copies are varied, so that copies do not coincide with periodic work of other processes
         due_ns = begin_ns + (number + (number * 0.618) % 1.0 * 0.5) * period_s * 1e9
         number += 1
         pause_s = (due_ns - time.monotonic_ns()) / 1e9
@@ -102,7 +102,7 @@ def now_and_then(copy: Callable[[], tuple[int, int]], period_s: float, seconds: 
 
 
 def main(arguments: list[str]) -> int:
-    """Set up the buffers, print `ready`, then run the blocks that standard input asks for."""
+    """Set up the buffers for copies, print `ready`, then run the blocks that standard input asks for."""
     direction, memory, mode, size = arguments[0], arguments[1], arguments[2], int(arguments[3])
     period_ms = float(arguments[4]) if len(arguments) > 4 else 0.0
     try:

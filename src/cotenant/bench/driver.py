@@ -43,13 +43,15 @@ _U = ctypes.c_uint
 
 
 def driver_library() -> str:
-    """Path of the driver library: COTENANT_BENCH_LIBRARY if it is set, else the default, which for a tenant is the
-    shim."""
+    """Return the path of the CUDA driver library: COTENANT_BENCH_LIBRARY if it is set, else the default, which for a
+    tenant is the shim.
+    """
     return os.environ.get(LIBRARY_VARIABLE, DRIVER)
 
 
 class Driver:
-    """One context on device 0, and a kernel that runs for a given time. WorkError if a call fails."""
+    """The CUDA driver with one context on device 0, and a kernel that runs for a given time. WorkError if a call fails.
+    """
 
     def __init__(self) -> None:
         try:
@@ -91,7 +93,7 @@ class Driver:
             raise WorkError(f"{name} failed with code {code}")
 
     def _function(self, work: str) -> ctypes.c_void_p:
-        """The kernel for a work class. A real GPU has the same kernel for all classes."""
+        """Return the kernel for a work class. A real GPU has the same kernel for all classes."""
         if work not in self._functions:
             function = _P()
             name = f"timed_{work}" if "Software" in self.name else "timed"
@@ -109,37 +111,37 @@ class Driver:
             raise WorkError(f"cuLaunchKernel failed with code {code}")
 
     def synchronise(self) -> None:
-        """Wait for all work of the context."""
+        """Wait until all work of the context has ended."""
         self.call("cuCtxSynchronize")
 
     def event(self, *, timing: bool = False) -> ctypes.c_void_p:
-        """Create an event."""
+        """Create a CUDA event; with `timing`, its time can be read."""
         event = _P()
         self.call("cuEventCreate", ctypes.byref(event), 0 if timing else 2)
         return event
 
     def elapsed_ms(self, first: ctypes.c_void_p, last: ctypes.c_void_p) -> float:
-        """Milliseconds between two events with timing."""
+        """Return the milliseconds between two events with timing."""
         found = ctypes.c_float()
         self.call("cuEventElapsedTime", ctypes.byref(found), first, last)
         return found.value
 
     def record(self, event: ctypes.c_void_p, stream: ctypes.c_void_p | None = None) -> None:
-        """Record an event on a stream."""
+        """Record a CUDA event on a stream."""
         self.call("cuEventRecord", event, stream)
 
     def wait(self, event: ctypes.c_void_p) -> None:
-        """Wait for an event."""
+        """Wait for a recorded CUDA event."""
         self.call("cuEventSynchronize", event)
 
     def stream(self) -> ctypes.c_void_p:
-        """Create a non-blocking stream."""
+        """Create a non-blocking CUDA stream."""
         stream = _P()
         self.call("cuStreamCreate", ctypes.byref(stream), 1)
         return stream
 
     def graph(self, lengths_ns: list[int], stream: ctypes.c_void_p, *, work: str = "") -> ctypes.c_void_p:
-        """An executable graph that runs kernels of those lengths one after the other."""
+        """Create an executable CUDA graph that runs kernels of those lengths one after the other."""
         graph, executable = _P(), _P()
         self.call("cuStreamBeginCapture_v2", stream, 0)
         for length_ns in lengths_ns:

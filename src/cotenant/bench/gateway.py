@@ -30,7 +30,7 @@ SYSTEMS = ("cotenant", "asgi-inline", "ray-serve")
 
 
 def request_bytes(path: str, *, binary: bool) -> bytes:
-    """A complete HTTP request with one item, whose tensor is a JSON list or binary data."""
+    """Return a complete HTTP inference request with one item, whose tensor is a JSON list or binary data."""
     import numpy as np
     import orjson
 
@@ -50,7 +50,7 @@ def request_bytes(path: str, *, binary: bool) -> bytes:
 
 
 def grpc_message() -> bytes:
-    """The inference request of `request_bytes` as a gRPC message (ModelInferRequest)."""
+    """Return the inference request of `request_bytes` as a gRPC message (ModelInferRequest)."""
     import numpy as np
 
     from cotenant.serving.protocol.messages import classes
@@ -92,13 +92,13 @@ def services(folder: Path) -> Path:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process in seconds."""
+    """Return the CPU time that a process has used, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is currently free."""
+    """Return a port of the loopback interface that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -107,7 +107,9 @@ def free_port() -> int:
 
 @contextmanager
 def process(command: list[str], port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server; yields it when it accepts connections on `port`. At the end it and all its children are killed."""
+    """Run a server as a child process; yield it when it accepts connections on `port`. At the end it and all its
+    children are killed.
+    """
     log = folder / "log.txt"
     with log.open("wb") as sink:
         server = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
@@ -137,7 +139,7 @@ def process(command: list[str], port: int, folder: Path) -> Iterator[subprocess.
 def drive(
     port: int, request: bytes, folder: Path, connections: int, seconds: float, client: str = "gateway_client"
 ) -> dict[str, float]:
-    """Run the client in a child process. Returns its figures."""
+    """Run the benchmark's client in a child process. Returns its figures."""
     file = folder / "request.bin"
     file.write_bytes(request)
     command = [sys.executable, "-m", f"cotenant.bench.{client}", "127.0.0.1", str(port), str(file)]
@@ -163,17 +165,17 @@ class Target:
     rounds: list[dict[str, float]] = field(default_factory=list)
 
     def round(self, connections: int, seconds: float) -> None:
-        """Run the client once, and record its figures."""
+        """Run the client once against this server, and record its figures."""
         before = 0.0 if self.pid is None else cpu_s(self.pid)
         found = drive(self.port, self.request, self.folder, connections, seconds, self.client)
         if self.pid is not None:
-            # the CPU time includes the warm-up, in which the rate is taken to be the same
+            # the CPU time includes the client's warm-up, in which the rate is assumed to be the same
             asked = max(1.0, found["rps"] * (seconds + WARM_S))
             found["cpu_us_per_request"] = (cpu_s(self.pid) - before) / asked * 1e6
         self.rounds.append(found)
 
     def summary(self) -> dict[str, float]:
-        """Medians over the rounds; failures are added up."""
+        """Return the medians of the figures over the rounds; failures are added up."""
         out = {key: statistics.median(r[key] for r in self.rounds) for key in self.rounds[0]}
         out["failed"] = sum(r["failed"] for r in self.rounds)
         return out
@@ -222,8 +224,9 @@ def measure(
     systems: tuple[str, ...] = SYSTEMS, connections: int = 16, seconds: float = 2.0, rounds: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Figures by system: medians of rounds that alternate between systems. Systems that are not installed are left
-    out. `ratio` is Cotenant's requests per second over those of each other system."""
+    """Measure each system and return its figures: medians of rounds that alternate between systems. Systems that are
+    not installed are left out. `ratio` is Cotenant's requests per second over those of each other system.
+    """
     boots = {"cotenant": _cotenant, "asgi-inline": _inline, "ray-serve": _ray}
     needed = {"asgi-inline": "uvicorn", "ray-serve": "ray"}
     found: dict[str, Any] = {

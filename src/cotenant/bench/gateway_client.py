@@ -15,7 +15,9 @@ WARM_S = 1.0
 
 
 def drive(host: str, port: int, request: bytes, connections: int, seconds: float) -> dict[str, float]:
-    """Requests per second and percentiles of latency over `seconds`, after a warm-up."""
+    """Send requests in a closed loop. Returns requests per second and percentiles of latency over `seconds`, after a
+    warm-up.
+    """
     poll = select.epoll()
     sockets: dict[int, socket.socket] = {}
     sent: dict[int, float] = {}
@@ -53,8 +55,9 @@ def drive(host: str, port: int, request: bytes, connections: int, seconds: float
 
 
 def summary(latencies: list[float], failed: int, seconds: float) -> dict[str, float]:
-    """Figures of a run: number of requests, failures, requests per second, and percentiles of latency in ms.
-    `latencies` are in seconds and get sorted. ConnectionError if there are none."""
+    """Return the figures of a run of the client: number of requests, failures, requests per second, and percentiles of
+    latency in ms. `latencies` are in seconds and get sorted. ConnectionError if there are none.
+    """
     if not latencies:
         raise ConnectionError("no request was answered")
     latencies.sort()
@@ -80,7 +83,7 @@ def whole(data: bytes) -> bool:
 
 
 def main() -> None:
-    """Run the client with the arguments of the command line."""
+    """Run the HTTP client with the arguments of the command line."""
     host, port, request, connections, seconds = sys.argv[1:6]
     print(json.dumps(drive(host, int(port), Path(request).read_bytes(), int(connections), float(seconds))))
 

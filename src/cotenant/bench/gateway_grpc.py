@@ -19,7 +19,9 @@ WINDOW = 1 << 30
 
 
 def headers() -> bytes:
-    """The header block of a call: :method POST and :scheme http from the static table, the rest as literals."""
+    """Return the HTTP/2 header block of a gRPC call: :method POST and :scheme http from the static table, the rest as
+    literals.
+    """
 
     def literal(index: int, value: bytes) -> bytes:
         name = bytes([index]) if index < 15 else bytes([15, index - 15])
@@ -30,7 +32,7 @@ def headers() -> bytes:
 
 
 class Client:
-    """One connection with at most one call in flight."""
+    """One gRPC connection with at most one call in flight."""
 
     def __init__(self, host: str, port: int, message: bytes) -> None:
         self.socket = socket.create_connection((host, port))
@@ -45,13 +47,15 @@ class Client:
         self.buffer = b""
 
     def ask(self) -> None:
-        """Start the next call."""
+        """Start the connection's next call."""
         self.stream += 2
         self.sent = time.perf_counter()
         self.socket.sendall(frame(HEADERS, 0x4, self.stream, self.block) + frame(DATA, 0x1, self.stream, self.data))
 
     def read(self) -> bool | None:
-        """Read what has arrived. Returns whether the call has succeeded, or None if it is still in flight."""
+        """Read the bytes that the connection has received. Returns whether the call has succeeded, or None if it is
+        still in flight.
+        """
         data = self.socket.recv(65536)
         if not data:
             raise ConnectionError("the server closed a connection")
@@ -71,7 +75,9 @@ class Client:
 
 
 def drive(host: str, port: int, message: bytes, connections: int, seconds: float) -> dict[str, float]:
-    """Requests per second and percentiles of latency, as `gateway_client.drive`, over gRPC."""
+    """Send gRPC calls in a closed loop. Returns requests per second and percentiles of latency, as
+    `gateway_client.drive`, over gRPC.
+    """
     poll = select.epoll()
     clients = {}
     for _ in range(connections):
@@ -99,7 +105,7 @@ def drive(host: str, port: int, message: bytes, connections: int, seconds: float
 
 
 def main() -> None:
-    """Run the client with the arguments of the command line."""
+    """Run the gRPC client with the arguments of the command line."""
     host, port, message, connections, seconds = sys.argv[1:6]
     print(json.dumps(drive(host, int(port), Path(message).read_bytes(), int(connections), float(seconds))))
 

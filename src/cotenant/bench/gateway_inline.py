@@ -7,7 +7,7 @@ from typing import Any
 
 
 def make_app(model: str) -> Any:
-    """An app that answers a POST with the model's output, in the JSON of the Open Inference Protocol."""
+    """Return an app that answers a POST with the model's output, in the JSON of the Open Inference Protocol."""
     import numpy as np
     import onnxruntime as ort
     import orjson

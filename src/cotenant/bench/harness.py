@@ -30,7 +30,7 @@ from cotenant.devices.registry import device_named
 
 START_WITHIN_S = 90.0
 READY_WITHIN_S = 120.0
-SLACK_S = 30.0  # an answer may take this much longer than a block
+SLACK_S = 30.0  # an answer may take this many seconds longer than the block that it reports
 TAIL_BYTES = 3000
 PR_SET_PDEATHSIG = 1
 
@@ -41,15 +41,17 @@ def _end_with_parent() -> None:
 
 
 def with_source(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with this package on PYTHONPATH, for a child that runs a module of a package not installed."""
+    """Return the environment with this package on PYTHONPATH, for a child that runs a module of a package not
+    installed.
+    """
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
     return dict(environment) | {"PYTHONPATH": path}
 
 
 class Program:
-    """A child process that sets up a GPU, then reads orders as lines and answers with lines of JSON; its standard error
-    is kept for messages.
+    """A child process that sets up a GPU, then reads commands as lines and answers with lines of JSON; its standard
+    error is kept for messages.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -64,7 +66,7 @@ class Program:
             stderr=self._errors,
             text=True,
             start_new_session=True,  # Ctrl-C then reaches only this process, which ends its child processes itself
-            preexec_fn=_end_with_parent,  # otherwise a child that waits for an agent that has ended would run on
+            preexec_fn=_end_with_parent,  # without it, a child would run on if it waited for an agent that has ended
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -76,7 +78,7 @@ class Program:
         self._lines.put(None)
 
     def said(self) -> str:
-        """The last bytes of the program's standard error."""
+        """Return the last bytes of the program's standard error."""
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - TAIL_BYTES))
         return self._errors.read().decode(errors="replace")
@@ -99,7 +101,7 @@ class Program:
         return self
 
     def tell(self, line: str) -> None:
-        """Send one line."""
+        """Send the program one line, a command."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(line + "\n")
@@ -108,25 +110,27 @@ class Program:
             raise WorkError(f"{self.name} ended early; its output: {self.said()}") from None
 
     def answer(self, patience_s: float | None = SLACK_S) -> dict[str, Any]:
-        """Wait for the next line, a JSON object. `patience_s` None: without a timeout."""
+        """Wait for the program's next line, a JSON object. `patience_s` None: without a timeout."""
         found: dict[str, Any] = json.loads(self._line(patience_s))
         return found
 
     def ask(self, line: str, patience_s: float | None = SLACK_S) -> dict[str, Any]:
-        """Send a line and wait for the answer."""
+        """Send the program a line and wait for the answer."""
         self.tell(line)
         return self.answer(patience_s)
 
     def begin(self, seconds: float, order: str = "run") -> None:
-        """Start one block. With `order` "steps" the program also records the duration of each step."""
+        """Start one block, a timed run of the program's work. With `order` "steps" the program also records the
+        duration of each step.
+        """
         self.tell(f"{order} {seconds}")
 
     def result(self) -> dict[str, Any]:
-        """Wait for the result of the block."""
+        """Wait for the result of the block that `begin` started."""
         return self.answer(None)
 
     def block(self, seconds: float) -> float:
-        """Run one block. Returns units of work per second."""
+        """Run one block, a timed run of the program's work. Returns units of work per second."""
         self.begin(seconds)
         return rate(self.result())
 
@@ -144,7 +148,7 @@ class Program:
 
 
 def rate(block: Mapping[str, Any]) -> float:
-    """Units of work per second of a block."""
+    """Return the units of work per second in a block (one timed run of a workload)."""
     return float(block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9))
 
 
@@ -200,7 +204,8 @@ class Bench:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
                 last = said[-1].removeprefix("cotenant agent: ") if said else "the agent wrote no message"
                 if self.agent.returncode == 2:
-                    raise InputError(last)  # most often a wrong --gpus, which the agent's message names
+                    # the last line is most often about a wrong --gpus, which the agent's message names
+                    raise InputError(last)
                 raise WorkError(f"the agent did not start: {last}")
             try:
                 ControlClient(self.folder).close()
@@ -234,7 +239,7 @@ class Bench:
     def start(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], core: int | None = None
     ) -> Program:
-        """Start a module with its arguments. `core`: where its launching thread runs."""
+        """Start a module as a program with its arguments. `core`: where its launching thread runs."""
         pinned = {} if core is None else {LAUNCH_CORE: str(core)}
         started = Program(name, arguments, dict(environment) | pinned)
         self.programs.append(started)
@@ -264,19 +269,20 @@ class Bench:
         return started
 
     def with_shim(self, answer: dict[str, Any]) -> dict[str, str]:
-        """Environment of a tenant's program, from the agent's answer to `register`."""
+        """Return the environment of a tenant's program, from the agent's answer to `register`."""
         before = dict(os.environ)
         if self.device.simulated:
             os.environ["COTENANT_SOFTGPU_STATE"] = self.environment["COTENANT_SOFTGPU_STATE"]
         try:
             return program_environment(answer)
         finally:
-            if self.device.simulated:  # the environment is restored, because the caller may use another software GPU
+            # the software GPU's environment is restored, because the caller may use another software GPU
+            if self.device.simulated:
                 del os.environ["COTENANT_SOFTGPU_STATE"]
                 os.environ.update(before)
 
     def tenants(self) -> list[dict[str, Any]]:
-        """The agent's rows of its tenants, as in `cotenant tenants --json`."""
+        """Return the agent's rows about its tenants, as in `cotenant tenants --json`."""
         with ControlClient(self.folder) as client:
             rows: list[dict[str, Any]] = client.call("list")["tenants"]
             return rows

@@ -46,12 +46,12 @@ class Timed:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Launches with the same key are of the same kind."""
+        """Return the key of a launch; launches with the same key are of the same kind."""
         return (self.name, self.grid, self.block, self.shared_bytes)
 
 
 def parse_times(text: str) -> tuple[list[Timed], int]:
-    """The rows that the shim wrote, and the number of launches that it could not time."""
+    """Return the rows of kernel times that the shim wrote, and the number of launches that it could not time."""
     rows, missed = [], 0
     for line in text.splitlines():
         parts = line.split("\t")
@@ -66,8 +66,9 @@ def parse_times(text: str) -> tuple[list[Timed], int]:
 
 
 def classify(narrow: float, beside: float) -> str:
-    """Work class of a kernel from two ratios of its times: on NARROW to on WIDE, and on WIDE with to without the memory
-    load."""
+    """Return the work class of a kernel from two ratios of its times: on NARROW to on WIDE, and on WIDE with to without
+    the memory load.
+    """
     if beside >= NEEDS_MEMORY:
         return "memory"
     return "compute" if narrow >= NEEDS_SMS else "unknown"
@@ -77,8 +78,9 @@ Times = dict[tuple[str, str, str, int], Timed]
 
 
 def same_kind(times: Times, timed: Timed) -> Timed | None:
-    """The same kernel in another run: with the same key, else the only one with the same name and block, because a
-    grid may depend on the number of SMs. None if there is none, or more than one."""
+    """Return the same kernel in another run: with the same key, else the only one with the same name and block, because
+    a grid may depend on the number of SMs. None if there is none, or more than one.
+    """
     if timed.key in times:
         return times[timed.key]
     near = [other for other in times.values() if (other.name, other.block) == (timed.name, timed.block)]
@@ -95,7 +97,7 @@ class Input:
         self._first = True
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the program with its standard input."""
+        """Start the program, with this as its standard input."""
         process = subprocess.Popen(
             command,
             env=environment,
@@ -125,8 +127,8 @@ def run_once(
     rig: Rig, command: Sequence[str], part: float, timeout_s: float, number: int, given: Input
 ) -> tuple[Times, int]:
     """Run the program to its end on a fraction `part` of the SMs. Returns its kernels by key, and the number of
-    launches
-    that were not timed. WorkError if it fails, or takes longer than `timeout_s`."""
+    launches that were not timed. WorkError if the program fails, or takes longer than `timeout_s`.
+    """
     folder = rig.bench.folder / f"kernels{number}"
     folder.mkdir()
     spec = TenantSpec(f"profiled{number}", limit=part, mechanism=rig.mechanism)
@@ -166,8 +168,9 @@ def measure(
     timeout_s: float = 600.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Kernels of `command`, in descending order of total time. With `classes` the program runs four times; without, it
-    runs once and every class is unknown."""
+    """Return the kernels of `command`, in descending order of total time. With `classes` the program runs four times;
+    without, it runs once and every class is unknown.
+    """
     given = Input()
     with Rig(gpus, together=True) as rig:
         progress("on the whole GPU")
@@ -209,7 +212,7 @@ def measure(
 
 
 def path_of(command: str) -> str | None:
-    """Path of a program as a shell finds it, or None."""
+    """Return the path of a program as a shell finds it, or None."""
     if os.sep in command:
         return command if Path(command).exists() else None
     return next((str(Path(place) / command) for place in os.get_exec_path() if (Path(place) / command).exists()), None)

@@ -29,7 +29,7 @@ KEYS = ("ttft_ms", "tpot_ms")
 
 @contextlib.contextmanager
 def timed_engine(profile: LlmProfile) -> Iterator[str]:
-    """Run a timed engine in a child process; yields its URL."""
+    """Run a timed engine (one that computes nothing) in a child process; yield its URL."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         add_row(path, profile)
@@ -47,7 +47,7 @@ def timed_engine(profile: LlmProfile) -> Iterator[str]:
 
 
 def simulated(profile: LlmProfile, trace: TokenTrace) -> dict[str, Any]:
-    """Simulated figures of the trace, with the model alone on a GPU."""
+    """Return simulated figures of the trace, with the model alone on a GPU."""
     model = SimModel(ModelFacts(profile.name, 1 << 30), profile, Target(profile.name))
     found: dict[str, Any] = simulate(trace, LlmSetup((model,), (2 << 30,))).summary()["total"]
     return found
@@ -93,7 +93,7 @@ def compare(
 
 
 def table(result: dict[str, Any]) -> str:
-    """The rows as text: simulated / live ms and their ratio."""
+    """Return the compared percentiles as text: simulated and live ms, and their ratio."""
     lines = [f"{'load':24} {'':4} " + "".join(f"{f'p{p}':>24}" for p in PERCENTILES)]
     for row in result["rows"]:
         for key in KEYS:
@@ -108,5 +108,5 @@ def table(result: dict[str, Any]) -> str:
 
 
 def dump(result: dict[str, Any]) -> str:
-    """The result as JSON."""
+    """Return the result of the comparison as JSON."""
     return json.dumps(result)

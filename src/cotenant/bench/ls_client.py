@@ -30,13 +30,14 @@ from cotenant.bench.workload import in_a_sentence
 from cotenant.core.errors import InputError
 
 SPIN_S = 0.0004
-# together with launch and completion they take 1.13 ms, as the service does on an H100 under MPS
+# lengths of the service's kernels; together with launch and completion they take 1.13 ms, as the service does on an
+# H100 under MPS
 SOFT_KERNELS_NS = [18_700] * 60
 SOFT_SMS = 60  # number of SMs that each kernel fills; on 32 SMs the service takes about twice as long, as on an H100
 
 
 def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:
-    """Arrival times in seconds, with exponential gaps."""
+    """Return the arrival times of requests in seconds, with exponential gaps."""
     draw = random.Random(seed)
     times: list[float] = []
     at = draw.expovariate(rate_rps)
@@ -48,7 +49,7 @@ def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:
 
 @dataclass
 class Service:
-    """A network on the GPU. `request(copy)` serves one request; `staged(copy)` also returns its stages in ms."""
+    """A neural network on the GPU. `request(copy)` serves one request; `staged(copy)` also returns its stages in ms."""
 
     name: str
     request: Callable[[bool], None]
@@ -96,7 +97,7 @@ def serve(
 
 
 def torch_service(batch: int) -> Service:
-    """ResNet-50 in fp16, captured as one graph, and as two: the first convolution, and the rest."""
+    """Return a service of ResNet-50 in fp16, captured as one graph, and as two: the first convolution, and the rest."""
     import torch
 
     from cotenant.bench.networks import resnet50
@@ -145,7 +146,7 @@ def torch_service(batch: int) -> Service:
 
 
 def driver_service(batch: int) -> Service:
-    """The service on the plain driver API, with kernels of known length."""
+    """Return the latency-sensitive service on the plain driver API, with kernels of known length."""
     from cotenant.bench.driver import Driver
 
     cuda = Driver()

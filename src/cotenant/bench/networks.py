@@ -6,7 +6,9 @@ from typing import Any
 
 
 def resnet50(torch: Any, classes: int = 1000) -> Any:
-    """ResNet-50 (He et al. 2015), stride in the 3x3 convolution: 25.6 M weights, 4.1 GFLOP for one 224x224 image."""
+    """Return ResNet-50 (He et al. 2015), with the stride in the 3x3 convolution: 25.6 M weights, 4.1 GFLOP for one
+    224x224 image.
+    """
     nn = torch.nn
 
     def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[Any]:
@@ -40,7 +42,7 @@ def resnet50(torch: Any, classes: int = 1000) -> Any:
 
 
 def transformer(torch: Any, *, width: int = 768, layers: int = 6, heads: int = 12, words: int = 8192) -> Any:
-    """A small language model of encoder layers; maps token ids to logits."""
+    """Return a small language model of encoder layers; maps token ids to logits."""
     nn = torch.nn
     layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, activation="gelu")
     encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
@@ -48,8 +50,9 @@ def transformer(torch: Any, *, width: int = 768, layers: int = 6, heads: int = 1
 
 
 def training_step(torch: Any, kind: str, batch: int) -> Any:
-    """A function that runs one training step of `train-resnet50` or `train-transformer` on the GPU with bf16 autocast.
-    `batch` counts images of 224x224, or sequences of 256 tokens."""
+    """Return a function that runs one training step of `train-resnet50` or `train-transformer` on the GPU with bf16
+    autocast. `batch` counts images of 224x224, or sequences of 256 tokens.
+    """
     torch.backends.cudnn.benchmark = True
     if kind == "train-resnet50":
         net = resnet50(torch).cuda().to(memory_format=torch.channels_last)

@@ -31,7 +31,8 @@ _SCHEMA = {
 
 
 def perceptron(width: int = 64, layers: int = 2, seed: int = 0) -> bytes:
-    """`y = f(x)` for x of shape (batch, width): `layers` matrix products with ReLU between them."""
+    """Return the ONNX model `y = f(x)` for x of shape (batch, width): `layers` matrix products with ReLU between them.
+    """
     rng = np.random.default_rng(seed)
     model: Any = protobuf.classes("onnx", _SCHEMA)["ModelProto"](ir_version=IR_VERSION)
     model.opset_import.add(version=OPSET)

@@ -15,7 +15,8 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.bench.harness import Bench, Program
 from cotenant.bench.workload import KINDS
 
-# several tenants are connected, but only one works at a time; it must count as alone at once, not after the usual delay
+# several tenants are connected, but only one works at a time; that tenant must count as alone at once, not after the
+# usual delay
 ALONE = {"alone_after": "0s"}
 LEAD_IN_S = 0.5  # in this time, the previous tenant's turn ends
 # this fraction of the steps, the slowest ones, is ignored, because other work of the machine slowed them down
@@ -38,7 +39,7 @@ def measure(
     processes: int = 1,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Ratio tenant / native of work per second, per workload: the median with its 95 % interval.
+    """Return the ratio tenant / native of work per second for each workload: the median with its 95 % interval.
 
     `processes` pairs of a native program and a tenant are started first, because that takes longest. Then each pair
     runs `pairs` pairs of blocks of `block_s` seconds. Both programs launch from the same core, one at a time, and all
@@ -81,8 +82,9 @@ def measure(
 
 @contextlib.contextmanager
 def core_of_its_own() -> Iterator[int]:
-    """Reserve a core for threads that launch; yields its number. This process and its children avoid the core and its
-    SMT siblings, if other cores are left."""
+    """Reserve a core for threads that launch work; yield its number. This process and its children avoid the core and
+    its SMT siblings, if other cores are left.
+    """
     allowed = os.sched_getaffinity(0)
     core = max(allowed)
     listed = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
@@ -98,10 +100,10 @@ def core_of_its_own() -> Iterator[int]:
 
 
 def interleaved(sides: Sequence[Program], rounds: int, block_s: float) -> list[list[Block]]:
-    """Run `rounds` blocks of each workload, alternating. Returns the blocks of each."""
+    """Run `rounds` blocks of each workload, alternating. Returns the blocks of each workload."""
     found: list[list[Block]] = [[] for _ in sides]
     for index in range(rounds):
-        # the order alternates, so that a slow change of the machine affects all sides equally
+        # the order of the workloads alternates, so that a slow change of the machine affects all sides equally
         order = range(len(sides)) if index % 2 == 0 else reversed(range(len(sides)))
         for side in order:
             sides[side].begin(block_s, "steps")
@@ -112,14 +114,14 @@ def interleaved(sides: Sequence[Program], rounds: int, block_s: float) -> list[l
 
 
 def trimmed_ns(blocks: Sequence[Block]) -> float:
-    """Mean duration of a step in ns, without the slowest tenth."""
+    """Return the mean duration of a step in ns over all blocks, without the slowest tenth of the steps."""
     steps = sorted(step for block in blocks for step in block.steps_ns)
     kept = steps[: max(1, round(len(steps) * (1 - TRIMMED)))]
     return sum(kept) / len(kept)
 
 
 def summary_of_processes(found: Sequence[Sequence[Sequence[Block]]]) -> dict[str, Any]:
-    """Like `summary`, but the sample consists of the medians of the pairs of processes."""
+    """Summarise as `summary` does, but with the medians of the pairs of processes as the sample."""
     each = [summary(native, tenant) for native, tenant in found]
     natives = [block for native, _ in found for block in native]
     tenants = [block for _, tenant in found for block in tenant]
@@ -136,8 +138,9 @@ def summary_of_processes(found: Sequence[Sequence[Sequence[Block]]]) -> dict[str
 
 
 def summary(native: Sequence[Block], tenant: Sequence[Block]) -> dict[str, Any]:
-    """Median ratio of pairs of blocks with its 95 % confidence interval, and the ratio of mean step times without the
-    slowest tenth of each side. The latter does not show a cost that affects fewer steps than that."""
+    """Return the median ratio of pairs of blocks with its 95 % confidence interval, and the ratio of mean step times
+    without the slowest tenth of each side. The latter does not show a cost that affects fewer steps than that.
+    """
     ratios = [t.rate / n.rate for n, t in zip(native, tenant, strict=True)]
     ratio, interval = with_interval(ratios)
     return {
@@ -152,15 +155,16 @@ def summary(native: Sequence[Block], tenant: Sequence[Block]) -> dict[str, Any]:
 
 
 def with_interval(values: Sequence[float]) -> tuple[float, list[float]]:
-    """The median and its 95 % confidence interval."""
+    """Return the median of the values and its 95 % confidence interval."""
     ordered = sorted(values)
     low, high = median_interval(len(ordered))
     return median(ordered), [ordered[low], ordered[high]]
 
 
 def median_interval(count: int) -> tuple[int, int]:
-    """Indices of the order statistics that bound the median with at least 95 % confidence (binomial); of the smallest
-    and the largest if there are too few values."""
+    """Return the indices of the order statistics that bound the median with at least 95 % confidence (binomial); of the
+    smallest and the largest if there are too few values.
+    """
     tail, low = 0.0, 0
     for k in range(count // 2):
         tail += math.comb(count, k) / 2**count

@@ -36,7 +36,7 @@ COPY = 64 << 20
 
 
 def specs_for(weights: Sequence[float], mechanism: str) -> list[TenantSpec]:
-    """The tenants of a measurement, one for each weight."""
+    """Return the tenants of a measurement of the PCIe link, one for each weight."""
     return [
         check_spec(TenantSpec(f"copy{index}", copy_weight=weight, mechanism=mechanism))
         for index, weight in enumerate(weights)
@@ -44,7 +44,7 @@ def specs_for(weights: Sequence[float], mechanism: str) -> list[TenantSpec]:
 
 
 def parse_weights(text: str) -> list[float]:
-    """Weights of the tenants, from text such as "1,3". InputError for anything else."""
+    """Parse the weights of the tenants from text such as "1,3". InputError for anything else."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -77,7 +77,9 @@ def slow_soft_link(bench_gpus: str, mbps: int) -> Any:
 
 
 def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None) -> dict[str, Any]:
-    """Agent settings of one measurement. Turns are long, so that they have little effect on the link."""
+    """Return the agent's settings for one measurement. Tenants' turns on the GPU are long, so that they have little
+    effect on the link.
+    """
     copies: dict[str, Any] = {}
     simulated = device_named(gpus).simulated
     if chunk_bytes or simulated:
@@ -88,8 +90,9 @@ def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None) -
 
 
 def together(workloads: Sequence[Program], seconds: float) -> list[float]:
-    """Bytes per second of each workload while all copy. The measured interval excludes the beginning and the end of the
-    blocks."""
+    """Return the bytes per second of each workload while all copy. The measured interval excludes the beginning and the
+    end of the blocks.
+    """
     for workload in workloads:
         workload.begin(seconds + 2 * WARM_S)
     blocks = [workload.result() for workload in workloads]
@@ -170,8 +173,9 @@ def measure(
 def measure_ls(
     bench: Bench, direction: str, size: int, link: float, chunk_bytes: int, seconds: float, mechanism: str
 ) -> dict[str, Any]:
-    """Delays of an LS tenant's synchronous 1 MiB copies, from alternating blocks alone and with a best-effort
-    tenant."""
+    """Measure the delays of a latency-sensitive (LS) tenant's synchronous 1 MiB copies, from alternating blocks alone
+    and with a best-effort tenant.
+    """
     period_ms = SOFT_LS_PERIOD_MS if bench.device.simulated else LS_PERIOD_MS
     ls_program = ["cotenant.bench.copying", direction, "pinned", "sync", str(LS_BYTES), str(period_ms)]
     be_program = ["cotenant.bench.copying", direction, "pinned", "async", str(size)]

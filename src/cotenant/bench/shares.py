@@ -13,11 +13,12 @@ from cotenant.bench.harness import Bench, Program, rate
 WARM_S = 1.0
 WINDOW_S = 10.0
 STEP_S = 0.1
-COUNT, BUSY = 1, 2  # indices of a mark's entries: work done, and GPU time in ns
+COUNT, BUSY = 1, 2  # indices of the entries of a mark (an intermediate count of a block): work done, and GPU time in ns
 
 
 def granted_shares(requests: Sequence[float], limits: Sequence[float]) -> list[float]:
-    """Shares that tenants are entitled to while all are busy: their requests, and the rest of the GPU up to the limits.
+    """Return the shares that tenants are entitled to while all are busy: their requests, and the rest of the GPU up to
+    the limits.
 
     Water filling: the level L with sum(min(limit, max(request, L))) = 1; the limits if their sum is at most 1.
     """
@@ -111,7 +112,9 @@ def _solo(native: Program, block_s: float) -> list[dict[str, Any]]:
 
 
 def between(block: dict[str, Any], start_ns: float, end_ns: float, what: int) -> float:
-    """Work (COUNT) or GPU time in ns (BUSY) of a block between two times, interpolated linearly between marks."""
+    """Return the work (COUNT) or GPU time in ns (BUSY) of a block between two times, interpolated linearly between
+    marks.
+    """
     return _until(block, end_ns, what) - _until(block, start_ns, what)
 
 
@@ -130,7 +133,7 @@ def _until(block: dict[str, Any], at_ns: float, what: int) -> float:
 def worst_window_error(
     blocks: Sequence[dict[str, Any]], granted: Sequence[float], busy: float, start_ns: float, end_ns: float
 ) -> float:
-    """Largest |measured - granted| of any tenant in any window of 10 s (the whole run, if it is shorter).
+    """Return the largest |measured - granted| of any tenant in any window of 10 s (the whole run, if it is shorter).
 
     `busy` is the fraction of time that a native run keeps the GPU busy.
     """

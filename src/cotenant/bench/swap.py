@@ -19,8 +19,8 @@ SOFT_CONTEXT_BYTES = 32 << 20
 COPY_BYTES = 1 << 30
 PIN_STALL_S = 60.0  # if pinning makes no progress for this long, the benchmark fails
 REFILL_EVERY = 5
-STEADY_S = 1.0  # duration of the measurement with two processes
-# time from the order to copy until the copies start, so that both processes start at the same time
+STEADY_S = 1.0  # duration in s of the measurement with two processes
+# time from the command to copy until the copies start, so that both processes start at the same time
 LEAD_NS = 20_000_000
 
 Progress = Callable[[str], None]
@@ -35,8 +35,8 @@ def measure(
     check_every: int = 1,
     progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
-    """Rates of swap-out and swap-in of `size` bytes in GB/s (1e9 bytes): medians of `moves` moves in each direction
-    alone, and of two tenants in both directions at the same time.
+    """Return the rates of swap-out and swap-in of `size` bytes in GB/s (1e9 bytes): medians of `moves` moves in each
+    direction alone, and of two tenants in both directions at the same time.
 
     `copy_gbps` are rates of pinned copies by one process; `copy_two_processes_gbps` those of two processes, of which
     one copies out while the other copies in. `parts_ms` splits the time of a move. Contents are rewritten every few
@@ -101,15 +101,15 @@ class Mover:
         self.workload.wait_ready()
 
     def ask(self, order: str) -> dict[str, Any]:
-        """Send an order to swap_worker and wait for its answer."""
+        """Send a command to swap_worker and wait for its answer."""
         return self.workload.ask(order, None)
 
     def refill(self, seed: int) -> None:
-        """Overwrite the contents."""
+        """Overwrite the contents of the tenant's memory."""
         self.ask(f"fill {seed}")
 
     def intact(self) -> bool:
-        """Whether the contents are the last ones written."""
+        """Whether the contents of the tenant's memory are the last ones written."""
         return bool(self.ask("check")["intact"])
 
 
@@ -118,15 +118,16 @@ def _program(bench: Bench, size: int, seed: int) -> list[str]:
 
 
 def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Bytes per second of pinned copies: by one process (out, in, both at once), and by two processes at the same time
-    (out, in, and as `both` the lower of them)."""
+    """Return the bytes per second of pinned copies: by one process (out, in, both at once), and by two processes at the
+    same time (out, in, and as `both` the lower of them).
+    """
     size = min(size, COPY_BYTES)
     pair = [bench.native("swap", program=_program(bench, 8 << 20, 0)) for _ in range(2)]
     for native in pair:
         native.wait_ready()
     one = pair[0].ask(f"copy {size}", None)
     two = {}
-    for seconds in (0.05, STEADY_S):  # the first, short orders make the tenants allocate their memory
+    for seconds in (0.05, STEADY_S):  # the first, short commands make the tenants allocate their memory
         start_ns = time.monotonic_ns() + LEAD_NS
         for native, way in zip(pair, ("out", "in"), strict=True):
             native.tell(f"steady {way} {size} {start_ns} {seconds}")
@@ -137,7 +138,9 @@ def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]
 
 
 def wait_until_pinned(bench: Bench, cap: int) -> float:
-    """Wait until the host memory of all tenants is pinned. Returns the seconds. WorkError if there is no progress."""
+    """Wait until the host memory of all tenants is pinned. Returns the seconds that this took. WorkError if there is no
+    progress.
+    """
     began = grown = time.monotonic()
     wanted = cap // (2 << 20) * (2 << 20)
     last = -1
@@ -178,8 +181,9 @@ def exchange(
 
 
 def parts_ms(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Medians in ms by direction: the whole order, the process's part of it, and of that part the time for mapping and
-    for waiting for copies."""
+    """Return medians in ms by direction: the whole move as the agent ordered it, the process's part of it, and of that
+    part the time for mapping and for waiting for copies.
+    """
     named = {"order": "seconds", "process": "process_s", "mapping": "mapping_s", "copying": "copying_s"}
     return {
         way: {name: median([row[key] * 1e3 for row in rows if row["way"] == way]) for name, key in named.items()}
@@ -232,7 +236,7 @@ def _park(bench: Bench, size: int, cap: int) -> tuple[dict[str, float], bool]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """The result as text."""
+    """Return the result of the benchmark as text."""
     lines = [f"{result['gpu']}: {result['moves']} moves of {result['size_bytes'] / 2**30:g} GiB"]
     both = result["swap_gbps"]["both"]
     for way, label in (("out", "off the GPU"), ("in", "back"), ("both", "both at once, each")):

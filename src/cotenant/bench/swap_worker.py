@@ -37,8 +37,9 @@ class TorchMemory:
         self.sum = 0
 
     def fill(self, seed: int) -> None:
-        """Test contents: word i is (i + seed) * odd constant, with mixed bits, so words differ between positions and
-        between seeds."""
+        """Fill the memory with test contents: word i is (i + seed) * odd constant, with mixed bits, so words differ
+        between positions and between seeds.
+        """
         step = len(self.weights)
         for index, part in enumerate(self.words.split(step)):
             part.copy_(self.weights[: len(part)])
@@ -57,7 +58,7 @@ class TorchMemory:
         return self._sum() == self.sum
 
     def copy(self, size: int) -> dict[str, float]:
-        """Median bytes per second of pinned copies: out, in, and in each direction while both run."""
+        """Return the median bytes per second of pinned copies: out, in, and in each direction while both run."""
         torch = self.torch
         device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
         host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
@@ -74,7 +75,7 @@ class TorchMemory:
         return _rates(size, out, back, torch.cuda.synchronize)
 
     def steady(self, way: str, size: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
-        """Functions that start copy i of `size` bytes in one direction and wait for it. Two may be in flight."""
+        """Return functions that start copy i of `size` bytes in one direction and wait for it. Two may be in flight."""
         torch = self.torch
         stream = torch.cuda.Stream()
         device = torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -90,7 +91,9 @@ class TorchMemory:
 
 
 class DriverMemory:
-    """Blocks of memory through the driver API, for the software GPU. Contents are made and checked on the host."""
+    """Blocks of GPU memory, allocated through the driver API, for the software GPU. Contents are made and checked on
+    the host.
+    """
 
     BLOCK = 32 << 20
 
@@ -108,7 +111,7 @@ class DriverMemory:
             self.blocks.append((pointer, length))
 
     def fill(self, seed: int) -> None:
-        """Fill the blocks with random bytes of that seed."""
+        """Fill the blocks of memory with random bytes of that seed."""
         self.sums = []
         for index, (pointer, length) in enumerate(self.blocks):
             data = random.Random(f"{seed}-{index}").randbytes(length)
@@ -116,7 +119,7 @@ class DriverMemory:
             self.sums.append(hashlib.blake2b(data).digest())
 
     def check(self) -> bool:
-        """Whether every block has the contents last written."""
+        """Whether every block of memory has the contents last written."""
         for (pointer, length), wanted in zip(self.blocks, self.sums, strict=True):
             data = ctypes.create_string_buffer(length)
             self.cuda.call("cuMemcpyDtoH_v2", data, pointer, ctypes.c_size_t(length))
@@ -125,7 +128,7 @@ class DriverMemory:
         return True
 
     def copy(self, size: int) -> dict[str, float]:
-        """Rates of pinned copies; see `TorchMemory.copy`."""
+        """Measure the rates of pinned copies; see `TorchMemory.copy`."""
         device = [ctypes.c_void_p() for _ in range(2)]
         host = [ctypes.c_void_p() for _ in range(2)]
         for way in range(2):
@@ -142,7 +145,7 @@ class DriverMemory:
         return _rates(size, out, back, self.cuda.synchronise)
 
     def steady(self, way: str, size: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
-        """Functions that start and wait for copies of one direction; see `TorchMemory.steady`."""
+        """Return functions that start and wait for copies of one direction; see `TorchMemory.steady`."""
         device, host, length = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(size)
         self.cuda.call("cuMemAlloc_v2", ctypes.byref(device), length)
         self.cuda.call("cuMemHostAlloc", ctypes.byref(host), length, 0)
@@ -162,8 +165,9 @@ class DriverMemory:
 def steady_rate(
     start: Callable[[int], None], wait: Callable[[int], None], size: int, start_ns: int, seconds: float
 ) -> float:
-    """Bytes per second with two copies in flight, counted over copies that end in the last three quarters of the
-    time."""
+    """Return the bytes per second with two copies in flight, counted over copies that end in the last three quarters of
+    the time.
+    """
     while (pause_ns := start_ns - time.monotonic_ns()) > 0:
         time.sleep(min(pause_ns / 1e9, 0.001))
     from_ns, until_ns = start_ns + round(seconds * 0.25e9), start_ns + round(seconds * 1e9)

@@ -28,7 +28,8 @@ from typing import Any
 from cotenant.core.errors import InputError, WorkError
 
 KINDS = ("busy", "training", "launch", "graph")
-LAUNCH_CORE = "COTENANT_BENCH_CORE"  # the core on which the launching thread runs after the setup
+# environment variable with the core on which the launching thread runs after the setup
+LAUNCH_CORE = "COTENANT_BENCH_CORE"
 MARK_NS = 20_000_000
 DEPTH = 6
 
@@ -38,8 +39,9 @@ Done = tuple[int, int]  # number of units of work that were done, and their GPU 
 def run_block(
     step: Callable[[], Done], finish: Callable[[], Done], seconds: float, steps_ns: list[int] | None = None
 ) -> dict[str, Any]:
-    """Repeat `step` for `seconds`, then call `finish`, which waits for the rest. Both return the work completed since
-    the last call. `steps_ns` gets the duration of each step."""
+    """Repeat the workload's `step` for `seconds`, then call `finish`, which waits for work that is still in flight.
+    Both return the work completed since the last call. `steps_ns` gets the duration of each step.
+    """
     last_ns = begin_ns = time.monotonic_ns()
     until_ns = begin_ns + round(seconds * 1e9)
     count = busy_ns = 0
@@ -69,7 +71,9 @@ def run_block(
 
 
 def _pipelined(start: Callable[[int], None], wait: Callable[[int], int]) -> Any:
-    """Functions `step` and `finish` that keep DEPTH units in flight. `wait` returns the GPU time of its unit."""
+    """Return functions `step` and `finish` that keep DEPTH units of work in flight. `wait` returns the GPU time of its
+    unit.
+    """
     state = {"started": 0, "ended": 0}
 
     def end_one() -> int:
@@ -92,7 +96,7 @@ def _pipelined(start: Callable[[int], None], wait: Callable[[int], int]) -> Any:
 
 
 class GpuTime:
-    """GPU time of equal units, from pairs of events.
+    """Computes the GPU time of equal units of work from pairs of events.
 
     The first event of a pair is recorded before the launch waits for the tenant's turn, so a pair may include that
     wait. A time of more than 1.3 times the median of the last units therefore counts as that median.
@@ -102,7 +106,7 @@ class GpuTime:
         self._last: deque[int] = deque(maxlen=31)
 
     def unit(self, elapsed_ns: int) -> int:
-        """GPU time in ns of a unit whose events are `elapsed_ns` apart."""
+        """Return the GPU time in ns of a unit whose events are `elapsed_ns` apart."""
         if self._last:
             median_ns = sorted(self._last)[len(self._last) // 2]
             if elapsed_ns > 1.3 * median_ns:
@@ -116,7 +120,7 @@ def _nothing() -> Done:
 
 
 def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
-    """A workload on the plain driver API. Returns the GPU's name and the functions `step` and `finish`."""
+    """Set up a workload on the plain driver API. Returns the GPU's name and the functions `step` and `finish`."""
     from cotenant.bench.driver import Driver
 
     cuda = Driver()
@@ -141,7 +145,7 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
             for _ in range(40):
                 cuda.launch(100_000)
             cuda.synchronise()
-            sum(range(4000))  # takes the time of a data loader's work between two steps
+            sum(range(4000))  # this takes the time of a data loader's work between two steps
             return 1, 0
 
         return cuda.name, train, _nothing
@@ -166,7 +170,7 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
 
 
 def _torch_products(torch: Any) -> Any:
-    """Functions `step` and `finish` that run bf16 products of 8192^3 and return their GPU time."""
+    """Return functions `step` and `finish` that run bf16 products of 8192^3 and return their GPU time."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(DEPTH)]
@@ -186,7 +190,7 @@ def _torch_products(torch: Any) -> Any:
 
 
 def torch_workload(kind: str) -> tuple[str, Any, Any]:
-    """A workload with PyTorch on a real GPU. Returns the GPU's name and the functions `step` and `finish`."""
+    """Set up a workload with PyTorch on a real GPU. Returns the GPU's name and the functions `step` and `finish`."""
     import torch
 
     torch.manual_seed(0)
@@ -246,7 +250,7 @@ def torch_workload(kind: str) -> tuple[str, Any, Any]:
 
 
 def orders() -> Iterator[tuple[float, bool]]:
-    """Read orders from standard input; yields the length of a block in seconds, and whether to time its steps."""
+    """Read commands from standard input; yield the length of a block in seconds, and whether to time its steps."""
     for line in sys.stdin:
         words = line.split()
         if len(words) == 2 and words[0] in ("run", "steps"):

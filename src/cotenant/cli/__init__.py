@@ -1,1 +1,1 @@
-"""Command line: one module per subcommand, without logic of its own."""
+"""The command line: one module per subcommand, without logic of its own."""

@@ -20,8 +20,8 @@ Options = Mapping[str, tuple[Any, ...]]
 def with_options(
     command: Command, groups: Mapping[str | None, Options], into: str, build: Callable[..., Any]
 ) -> Command:
-    """The command with parameter `into` replaced by the options, in a signature that typer reads. `groups`: heading in
-    the help -> options. `build` makes the parameter's value of all options by name.
+    """Return the command with parameter `into` replaced by the options, in a signature that typer reads. `groups`:
+    heading in the help -> options. `build` makes the parameter's value of all options by name.
     """
     hints = typing.get_type_hints(command, localns={"Cluster": Any}, include_extras=True)
     own = [

@@ -147,7 +147,9 @@ def read_token(path: Path | None, field: str) -> str | None:
 
 
 def _copies(config: Text, period: Text, chunk: Text) -> Any:
-    """CopySettings of the config file, overridden by the command line; None if the command line sets no such option."""
+    """Return the CopySettings of the config file, overridden by the command line; None if the command line sets no such
+    option.
+    """
     from cotenant.agent.config.copies import with_options
     from cotenant.agent.config.files import AgentConfig
     from cotenant.agent.config.schema import load
@@ -156,8 +158,9 @@ def _copies(config: Text, period: Text, chunk: Text) -> Any:
 
 
 def _quota(config: Text, discipline: Text, **times: Text) -> Any:
-    """QuotaSettings of the config file, overridden by the command line; None if the command line sets no such
-    option."""
+    """Return the QuotaSettings of the config file, overridden by the command line; None if the command line sets no
+    such option.
+    """
     from cotenant.agent.config.files import AgentConfig, quota_settings
     from cotenant.agent.config.schema import load
     from cotenant.core.errors import InputError

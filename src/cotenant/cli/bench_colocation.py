@@ -94,8 +94,9 @@ def colocation(
 
 @dataclass
 class _Shape:
-    """How a measurement is divided into rounds and blocks. `said` describes that in words once the number of rounds is
-    known."""
+    """How the co-location measurement is divided into rounds and blocks. `said` describes that in words once the number
+    of rounds is known.
+    """
 
     rounds: int
     requests: int
@@ -123,7 +124,7 @@ def _progress(text: str) -> None:
 
 
 def _changes(in_flight_us: int | None, duty_cycle: str) -> dict[str, Any]:
-    """Settings that override those of every scheme."""
+    """Return the settings that override those of every co-location scheme."""
     from cotenant.core.units import parse_fraction
     from cotenant.policy.colocation import ColocationSettings
 
@@ -137,7 +138,8 @@ def _changes(in_flight_us: int | None, duty_cycle: str) -> dict[str, Any]:
 
 
 def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str]) -> float:
-    """Duration of each run in s. Raises InputError for options that only real measurements have."""
+    """Return the duration of each simulated run in s. Raises InputError for options that only real measurements have.
+    """
     from cotenant.bench.colocation_virtual import ls_work
     from cotenant.core.errors import InputError
 
@@ -222,7 +224,7 @@ def _print(rows: dict[str, Any]) -> None:
     widths = [max(len(word) for word in (*title.split(), *(line[i] for line in lines))) for i, title in enumerate(head)]
     for index, title in enumerate(head):
         width = widths[index]
-        if index == 0:  # only cells of this column may be folded into several lines
+        if index == 0:  # only cells of the first column may be folded into several lines
             width = min(width, max(8, console.width - sum(widths[1:]) - len(widths)))
         shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold", width=width)
     for line in lines:

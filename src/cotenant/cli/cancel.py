@@ -31,6 +31,6 @@ def cancel(
     else:
         for answer in done:
             print(f"{answer['id']}: {answer['state']}")
-    if wrong:  # the jobs whose ids are valid have been cancelled all the same
+    if wrong:  # the jobs whose ids are valid have been cancelled although others are wrong
         more = f" (and {len(wrong) - 1:,} more of the ids are unknown)" if len(wrong) > 1 else ""
         raise InputError(wrong[0]["error"] + more, field=wrong[0]["field"])

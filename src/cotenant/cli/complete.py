@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-# returns pairs of a value and the description that a shell may show beside it
+# a function that returns pairs of a value and the description that a shell may show beside the value
 Values = Callable[[], Iterable[tuple[str, str]]]
 
 
@@ -37,7 +37,7 @@ def _gpu_models() -> Iterable[tuple[str, str]]:
 
 
 def _tenants() -> Iterable[tuple[str, str]]:
-    """The tenants of the agent that this user's commands reach; none if no agent answers."""
+    """Return the tenants of the agent that this user's commands reach; none if no agent answers."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
 
@@ -46,7 +46,7 @@ def _tenants() -> Iterable[tuple[str, str]]:
 
 
 def _jobs() -> Iterable[tuple[str, str]]:
-    """The open jobs of this user's fleet."""
+    """Return the open jobs of this user's fleet."""
     from cotenant.core.folders import fleet_folder
     from cotenant.fleet.client import FleetClient
 
@@ -91,7 +91,7 @@ OF_VERB: dict[str, dict[str, Values]] = {
 
 
 def attach(verb: str, command: Any) -> None:
-    """Attach completion to the parameters of a command and its subcommands whose values are known."""
+    """Attach shell completion to the parameters of a command and its subcommands whose values are known."""
     for inner in getattr(command, "commands", {}).values():
         attach(verb, inner)
     sources = SOURCES | OF_VERB.get(verb, {})
@@ -103,7 +103,7 @@ def attach(verb: str, command: Any) -> None:
 
 
 def _completing(source: Values) -> Any:
-    """The completion method of an option, in the form that typer makes of an `autocompletion`."""
+    """Return the completion method of an option, in the form that typer makes of an `autocompletion`."""
     app = typer.Typer(add_completion=False)
 
     @app.command()
@@ -114,7 +114,9 @@ def _completing(source: Values) -> Any:
 
 
 def _of(source: Values) -> Callable[[str], list[tuple[str, str]]]:
-    """Called by typer. Returns no values after an error, since a shell that completes must not print a traceback."""
+    """Return the completion function that typer calls. It returns no values after an error, since a shell that
+    completes must not print a traceback.
+    """
 
     def values(incomplete: str) -> list[tuple[str, str]]:
         with contextlib.suppress(Exception):

@@ -26,7 +26,7 @@ JOBS, GPUS, LOAD = 1000, 128, 1.5
 
 
 def _own_name() -> str:
-    """How to call this command in a line that can be copied: `cotenant`, or its path if it is not on PATH."""
+    """Return how to call this command in a line that can be copied: `cotenant`, or its path if it is not on PATH."""
     called = sys.argv[0]
     return "cotenant" if shutil.which("cotenant") == str(Path(called).resolve()) else called
 

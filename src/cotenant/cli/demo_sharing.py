@@ -9,8 +9,8 @@ SECONDS = 2.5
 
 
 def show_sharing(program: str) -> None:
-    """Run two tenants with requests of 30 % and 70 % on one GPU, under an agent that the demo starts. `program`: how
-    the user calls cotenant.
+    """Run two tenants that request 30 % and 70 % of the time on one GPU, under an agent that the demo starts.
+    `program`: how the user calls cotenant.
     """
     from cotenant.bench.shares import measure
     from cotenant.core.errors import InputError, WorkError

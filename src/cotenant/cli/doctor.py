@@ -60,7 +60,9 @@ def _demand(text: str) -> tuple[Promise, Strength]:
 
 
 def _examine(folder: Path | None, gpus: str) -> Report:
-    """Ask the agent. If no agent runs, examine the GPUs with the rights of this process."""
+    """Ask the agent what enforces the properties of shares. If no agent runs, examine the GPUs with the rights of this
+    process.
+    """
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import InputError, WorkError
     from cotenant.core.folders import agent_folder
@@ -89,7 +91,7 @@ def _examine(folder: Path | None, gpus: str) -> Report:
 
 
 def _look(gpus: str, folder: Path | None) -> list[dict[str, Any]]:
-    """Examine the GPUs as an agent of this user would. Raises WorkError if there is no GPU."""
+    """Examine the GPUs in the way an agent of this user would. Raises WorkError if there is no GPU."""
     from cotenant.agent.mechanisms.prospects import find, row_of, strongest
     from cotenant.core.folders import own_agent_folder
     from cotenant.devices.registry import discover
@@ -107,7 +109,7 @@ def _look(gpus: str, folder: Path | None) -> list[dict[str, Any]]:
 
 
 def _unmet(gpus: list[dict[str, Any]], demands: list[tuple[Promise, Strength]]) -> list[str]:
-    """A sentence for each demand that a GPU does not meet, with the reason."""
+    """Return a sentence for each demand that a GPU does not meet, with the reason."""
     return [
         f"GPU {gpu['index']}: {row['promise']} is enforced by {row['by']}, not by {strength} as demanded: {row['why']}"
         for gpu in gpus

@@ -17,7 +17,7 @@ FILE_WIDTH = 220
 
 
 def table_width(table: Table) -> int:
-    """The width, in terminal columns, of a table without folded cells."""
+    """Return the width, in terminal columns, of a table without folded cells."""
     from rich.console import Console
 
     console = Console(width=10_000)
@@ -25,9 +25,9 @@ def table_width(table: Table) -> int:
 
 
 def fit(build: Build, heads: Sequence[str], dispensable: Sequence[str], width: int) -> tuple[Table, list[str]]:
-    """The table `build(heads)` with as many columns as fit into `width`, and the heads that were dropped, in the order
-    of the table. `dispensable`: heads that may be dropped; the first of them are dropped first. If none is left to
-    drop, the table stays too wide.
+    """Return the table `build(heads)` with as many columns as fit into `width`, and the heads that were dropped, in the
+    order of the table. `dispensable`: heads that may be dropped; the first of them are dropped first. If none is left
+    to drop, the table stays too wide.
     """
     left_out: list[str] = []
     table = build(heads)
@@ -61,7 +61,7 @@ def flowing(parts: Sequence[Text], width: int | None) -> Text:
 
 
 def plain_table(title: str | None = None) -> Table:
-    """A new table without a frame, with a line below its head, to which the caller adds columns."""
+    """Return a new table without a frame, with a line below its head, to which the caller adds columns."""
     from rich import box
     from rich.table import Table
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def record_at(run: Path, job: str | None) -> tuple[Record, str | None, str]:
-    """The record at `run`, the id of the job to explain, and for a job of a fleet the error of its last start.
+    """Return the record at `run`, the id of the job to explain, and for a job of a fleet the error of its last start.
 
     Raises InputError if there is no such run or job.
     """

@@ -112,7 +112,7 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
-    """FleetOptions of the command line; InputError names the wrong option."""
+    """Return the FleetOptions of the command line; InputError names the wrong option."""
     import dataclasses
 
     from cotenant.cli.agent import read_token
@@ -178,7 +178,7 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
 
 
 def _partition_planner(name: str, options: FleetOptions) -> Planner:
-    """The named partition policy, with the mechanism that can enforce slices on this fleet's GPUs."""
+    """Return the named partition policy, with the mechanism that can enforce slices on this fleet's GPUs."""
     from cotenant.agent.mechanisms import registry as mechanisms
     from cotenant.agent.mechanisms.base import Use
     from cotenant.agent.mechanisms.mig import Mig
@@ -213,7 +213,7 @@ def _executor(given: dict[str, Any]) -> str:
 
 
 def _here() -> tuple[str, int | None]:
-    """A node with this machine's GPUs, or one pretended node if the machine has none."""
+    """Return a node with this machine's GPUs, or one pretended node if the machine has none."""
     from cotenant.devices.registry import discover
 
     try:
@@ -232,7 +232,7 @@ def _cluster(text: str | None, gpu: str) -> Any:
 
 
 def _serve(options: FleetOptions, as_json: bool) -> None:
-    """Run the controller until `fleet down` or a signal stops it."""
+    """Run the fleet's controller until `fleet down` or a signal stops it."""
     import signal
 
     from cotenant.fleet.session import Fleet

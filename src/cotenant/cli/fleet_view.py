@@ -14,7 +14,7 @@ MOST_ROWS = 200
 
 
 def print_status(answer: dict[str, Any]) -> None:
-    """Print the fleet in a few lines and a table of its nodes."""
+    """Print the fleet's state in a few lines, and a table of its nodes."""
     console = Console(highlight=False)
     jobs = answer["jobs"]
     console.print(

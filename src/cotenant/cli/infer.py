@@ -84,7 +84,9 @@ def infer(
 async def run_batches(
     one: OneModel, count: int, batch: int, gap_s: float, tick: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Run batches at equal intervals. Latency counts from when a batch was due, so that waiting is included."""
+    """Run batches of the model at equal intervals. Latency counts from when a batch was due, so that waiting is
+    included.
+    """
     import asyncio
     import time
 
@@ -98,7 +100,7 @@ async def run_batches(
         left = due - time.monotonic()
         if left > 0:
             await asyncio.sleep(left)
-            # if the sleep itself ended a little late, that is not part of the latency
+            # the delay when the sleep itself ends a little late is not part of the latency
             due = max(due, time.monotonic()) if time.monotonic() - due < 0.002 else due
         executed[i] = (await one.run(batch)).executed_ms
         total[i] = (time.monotonic() - due) * 1e3
@@ -122,7 +124,7 @@ async def run_batches(
 
 
 def show(content: dict[str, Any], whose: str) -> None:
-    """Print the figures. `whose`: what the share is a part of, CPU cores or GPU."""
+    """Print the figures of the model. `whose`: what the share is a part of, CPU cores or GPU."""
     share = f"{content['share']:.0%} of the {whose}"
     print(f"{content['model']} ({content['backend']}) on {share}: loaded in {content['load_s']:.2f} s")
     print(f"{content['batches']:,} batches of {content['batch']}: {content['items_per_s']:,.1f} items/s")

@@ -17,7 +17,7 @@ PodFile = Annotated[Path, typer.Argument(metavar="POD.yaml", help="Pod manifest;
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
+    """Register the commands of `cotenant kube` that print objects."""
     for command in (mutate, claims, slice_):
         app.command(command.__name__.rstrip("_"))(command)
 
@@ -103,7 +103,7 @@ def _show(things: list[dict[str, Any]], as_json: bool) -> None:
 
 @contextmanager
 def _of_file(path: Path) -> Iterator[None]:
-    """Context that adds the file's name to errors raised in it."""
+    """Return a context that adds the file's name to errors raised in it."""
     from cotenant.core.errors import InputError
 
     try:
@@ -113,7 +113,7 @@ def _of_file(path: Path) -> Iterator[None]:
 
 
 def _read_pod(path: Path) -> dict[str, Any]:
-    """The only pod of a manifest. Raises InputError if the manifest contains anything else, and names it."""
+    """Return the only pod of a manifest. Raises InputError if the manifest contains anything else, and names it."""
     from cotenant.core.errors import InputError
     from cotenant.core.textfile import read_text
     from cotenant.core.yamlfile import parse_documents

@@ -47,7 +47,7 @@ Profiles = Annotated[
 
 @dataclass(frozen=True)
 class Requests:
-    """The options that describe requests, as they were given."""
+    """The options that describe requests to language models, as they were given."""
 
     trace: str | None
     rate: list[str] | None
@@ -62,7 +62,7 @@ class Requests:
 
 
 def takes_requests(command: Command) -> Command:
-    """Decorator that adds these options to a command, which receives them as `requests: Requests`."""
+    """Decorator that adds the options about requests to a command, which receives them as `requests: Requests`."""
     return with_options(command, {REQUESTS: REQUEST_OPTIONS}, "requests", Requests)
 
 
@@ -88,7 +88,8 @@ def build_trace(models: Sequence[str], given: Requests, factor: float = 1.0) -> 
 
 
 def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
-    """Requests/s of each model: NAME=R, or R for all together, divided equally among the models not named."""
+    """Return the requests/s of each model: NAME=R, or R for all together, divided equally among the models not named.
+    """
     named: dict[str, float] = {}
     whole: float | None = None
     for text in given:
@@ -110,7 +111,7 @@ def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
 
 
 def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
-    """A profile for each model of the file, in the file's order."""
+    """Return a profile for each model of the file, in the file's order."""
     from dataclasses import replace
 
     from cotenant.profiles.llm.files import find_profile
@@ -134,7 +135,7 @@ def build_setup(
     config: ModelsConfig, profiles: Sequence[LlmProfile], gpus: int | None, sharing: str, shares: Sequence[str],
     warm: bool = True, prefix_cache: bool = False, start_s: float | None = None,
 ) -> LlmSetup:  # fmt: skip
-    """The simulator's setup for models.yaml and the profiles."""
+    """Return the simulator's setup for models.yaml and the profiles."""
     from dataclasses import replace
 
     from cotenant.core.metrics.tokens import Target

@@ -14,7 +14,7 @@ DISPENSABLE = ("move s", "tokens/s", "answered", "of ms", "ms", "good/s", "reque
 
 
 def show(content: Mapping[str, Any], title: str) -> None:
-    """Print one row per model, and the use of the GPUs."""
+    """Print one row of figures per model, and the use of the GPUs."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

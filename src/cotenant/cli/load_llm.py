@@ -119,7 +119,7 @@ def load(
 
 
 def _clients(arrivals: str, rate: list[str] | None) -> int:
-    """Number of requests in flight per model in a closed loop; 0: the load is an open loop."""
+    """Return the number of requests in flight per model in a closed loop; 0: the load is an open loop."""
     from cotenant.core.errors import InputError
     from cotenant.workloads.requests.arrivals import parse_arrivals
 
@@ -193,7 +193,7 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def _targets(given: list[str] | None, field: str, names: list[str]) -> dict[str, float]:
-    """Parse NAME=MS, or MS for all names."""
+    """Parse SLOs NAME=MS, or MS for all names."""
     from cotenant.core.errors import InputError
 
     found: dict[str, float] = {}
@@ -210,7 +210,7 @@ def _targets(given: list[str] | None, field: str, names: list[str]) -> dict[str,
 
 
 def _lines(span_s: float) -> Any:
-    """Print a line of progress per minute on standard error."""
+    """Return a function that prints a line of progress per minute on standard error."""
     import sys
 
     last = 0.0

@@ -88,7 +88,7 @@ def _live(
 
 
 def show(result: LoadResult) -> None:
-    """Print the result in the format of the simulator's."""
+    """Print the result of a load test, in the format of simulated results."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

@@ -99,8 +99,8 @@ MOST_SHOWN = 2000  # an error message is cut to this many characters
 
 
 def _module(verb: str, args: list[str]) -> str:
-    """The module of a verb. `simulate` has four, by its arguments: traces of jobs, requests on services, an agent's
-    tenants, language models; `load` and `plan` have two: services, language models.
+    """Return the module of a verb (the first word of a command). `simulate` has four, by its arguments: traces of jobs,
+    requests on services, an agent's tenants, language models; `load` and `plan` have two: services, language models.
     """
     if verb == "plan":
         from cotenant.cli import plan_llm
@@ -233,7 +233,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     except BrokenPipeError:
-        # the program that reads this output (head, less) has exited, which is no error
+        # the program that reads this command's output (head, less) has exited, which is no error
         _forget_output()
         sys.exit(0)
     except OSError as error:
@@ -260,7 +260,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def by_option(error: InputError, words: list[str]) -> InputError:
-    """The same error, with its field replaced by the name of the command's option, if it has one."""
+    """Return the same error, with its field replaced by the name of the command's option, if it has one."""
     option = f"--{(error.field or '').replace('_', '-')}"
     if (
         not error.field
@@ -283,14 +283,16 @@ def fail_usage(error: typer.TyperException) -> NoReturn:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "cotenant"
     message = bad_value(error) or error.format_message().strip().rstrip(".")
-    if not message or message.startswith("Usage: "):  # typer has already printed this with rich
+    if not message or message.startswith("Usage: "):  # typer has already printed this message with rich
         print(message, end="\n" if message else "", file=sys.stderr)
         sys.exit(2)
     fail(f"{message[:1].lower()}{message[1:]}; see {path} --help", error.exit_code)
 
 
 def bad_value(error: typer.TyperException) -> str:
-    """Message for an invalid number, in the form of all other errors; empty if the mistake is not an invalid number."""
+    """Return the message for an invalid number, in the form of all other errors; empty if the mistake is not an invalid
+    number.
+    """
     parameter = getattr(error, "param", None)
     cause: Any = error.__cause__ or error.__context__
     if parameter is None or not hasattr(cause, "errors"):
@@ -308,7 +310,9 @@ def bad_value(error: typer.TyperException) -> str:
 
 
 def fail_missing(error: ModuleNotFoundError) -> NoReturn:
-    """Message for a missing module that an extra provides. Names the verb's own extra, if that provides the module."""
+    """Print the message for a missing module that an extra provides. Names the verb's own extra, if that provides the
+    module.
+    """
     from cotenant.core.extras import MissingExtraError, extra_of
 
     verb = next((word for word in sys.argv[1:] if word in VERBS), "")

@@ -95,12 +95,12 @@ def layouts(
 
 
 def _short(kinds: tuple[str, ...]) -> str:
-    """A layout in the notation of --layout: 3,2,2, with 1+ for the double-memory 1g."""
+    """Return a layout in the notation of --layout: 3,2,2, with 1+ for the double-memory 1g."""
     return ",".join(kind.replace("g", "") for kind in kinds)
 
 
 def _read_jobs(path: str, geo: Geometry) -> list[Any]:
-    """Read PartitionJobs from a JSON file. InputError names the wrong field."""
+    """Read the jobs to place on MIG instances from a JSON file. InputError names the wrong field."""
     from cotenant.core.errors import InputError
     from cotenant.core.jsonfile import read_json
     from cotenant.policy.mig.optimizer import PartitionJob
@@ -144,8 +144,9 @@ def _kind(geo: Geometry, name: str) -> str | None:
 
 
 def _wrong_speed(speeds: dict[str, Any], geo: Geometry) -> str | None:
-    """What is wrong with a job's speeds: an unknown slice, two names for one slice, or an impossible number. None if
-    nothing is wrong."""
+    """Return what is wrong with a job's speeds: an unknown slice, two names for one slice, or an impossible number.
+    None if nothing is wrong.
+    """
     from cotenant.core.mig import every_name
 
     seen: dict[str, str] = {}
@@ -194,7 +195,7 @@ def plan(
     best = plan_jobs(geo, todo, objective)  # type: ignore[arg-type]
     rows = np.array([speed_row(geo, job) for job in todo])
     times_s = []
-    for _ in range(9):  # only the last calls are timed, because the first one compiles the kernel
+    for _ in range(9):  # only the last calls are timed, because the first one compiles the function
         begin = time.perf_counter()
         best_partition(geo, rows, objective)  # type: ignore[arg-type]
         times_s.append(time.perf_counter() - begin)
@@ -314,7 +315,7 @@ def _show_steps(done: dict[str, Any], as_json: bool) -> None:
 
 
 def _show_instance(row: dict[str, Any], before: str) -> None:
-    """Print one line for each UUID of an instance."""
+    """Print one line for each UUID of a MIG instance."""
     for uuid in row["uuids"] or ["has no compute instance, so that no program can use it"]:
         print(f"{before}{row['profile']}@{row['start']}  {uuid}")
 

@@ -166,7 +166,7 @@ def _problem(
 
 
 def read_plan(path: str) -> ServingPlan:
-    """Read a plan that `cotenant plan` wrote."""
+    """Read a serving plan that `cotenant plan` wrote."""
     from cotenant.core.jsonfile import read_json
     from cotenant.core.serving import ServingPlan
 

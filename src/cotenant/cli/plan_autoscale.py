@@ -24,7 +24,7 @@ LEAST_RATE = 0.01  # an idle service is planned for this rate in requests/s, so 
 
 
 def read_rates(path: str | Path, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Read measured rates from CSV: times in s, ascending and equally spaced, and requests/s by service."""
+    """Read measured request rates from CSV: times in s, ascending and equally spaced, and requests/s by service."""
     lines = list(csv_columns(path, ("time_s",)))
     columns = tuple(lines[0][1]) if lines else ()
     unknown = [c for c in columns if c not in ("time_s", *names)]
@@ -80,7 +80,7 @@ def decisions(
 
 
 def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int, period: str, as_json: bool) -> None:
-    """Print the decisions for a file of measured rates."""
+    """Print the decisions on the number of GPUs for a file of measured rates."""
     if forecast not in FORECASTS:
         raise InputError(f"unknown forecast {forecast!r}; known: {', '.join(FORECASTS)}", field="forecast")
     if patience < 1:

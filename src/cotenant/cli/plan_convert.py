@@ -48,8 +48,9 @@ def plan_convert(
 
 
 def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
-    """Convert to a services file. Returns the files written, and the command that plans them as the public scheduler
-    would."""
+    """Convert files of the public gpulet scheduler to a services file. Returns the files written, and the command that
+    plans them as the public scheduler would.
+    """
     import yaml
 
     from cotenant.profiles.serving.latency_files import profile_to_dict
@@ -77,7 +78,7 @@ def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
         nodes = [{"count": problem.gpus.types.count(i), "gpus": 1, "gpu": gpu} for i, gpu in enumerate(gpus)]
         files["cluster.yaml"] = yaml.safe_dump({"nodes": nodes})
     else:
-        # raises an error if a services file cannot express the content, such as two entries for one model
+        # this raises an error if a services file cannot express the content, such as two entries for one model
         parse_services(content, folder / "tasks.csv")
     if modellist.exists():
         files["plan.json"] = json.dumps(read_modellist(modellist, problem).to_dict(), indent=1) + "\n"
@@ -86,7 +87,9 @@ def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
 
 
 def _public(problem: Problem, plan: str | None) -> dict[str, str]:
-    """Convert to the public scheduler's files. The configuration among them selects the planner that made the plan."""
+    """Convert a services file to the public gpulet scheduler's files. The configuration among them selects the planner
+    that made the plan.
+    """
     from cotenant.cli.plan import read_plan
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
     from cotenant.serving.config import gpulet_files

@@ -24,7 +24,7 @@ def plan_parts(
     config: ModelsConfig, setup: LlmSetup, specs: Sequence[str], gpu: str, trace: TokenTrace, target: float,
     most_gpus: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Plan, verify and print."""
+    """Plan language models on parts of GPUs, verify the plan by simulation, and print it."""
     from cotenant.cli.plan_notice import PACKING, say_compiling_serving
     from cotenant.profiles.llm.partitions import divided
     from cotenant.sim.llm.divided import plan_divided
@@ -53,7 +53,7 @@ def plan_parts(
 
 
 def _measured(specs: Sequence[str]) -> dict[str, dict[str, StepTimes]]:
-    """Rows MODEL@PARTITION of the profile files: step times by model and partition."""
+    """Return the rows MODEL@PARTITION of the profile files: step times by model and partition."""
     from cotenant.profiles.llm.files import read_profiles
     from cotenant.profiles.llm.profile import parse_size
 
@@ -81,7 +81,7 @@ def _engine(model: SimModel, measured: dict[str, dict[str, StepTimes]], trace: T
 
 
 def _content(found: DividedPlan, engines: Sequence[Engine], target: float) -> dict[str, Any]:
-    """The plan with rates in requests per second."""
+    """Return the plan with rates in requests per second."""
     from cotenant.cli.plan_view import layouts
 
     plan = found.plan

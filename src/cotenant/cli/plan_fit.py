@@ -13,7 +13,9 @@ from cotenant.profiles.serving.latency_files import profile_to_dict, read_profil
 
 
 def fit(pairs: str | None, profile: str | None, out: str | None, as_json: bool) -> None:
-    """Fit the model, print its errors, and write the profile with the new coefficients to `out`, if given."""
+    """Fit the interference model to measured pairs, print its errors, and write the profile with the new coefficients
+    to `out`, if given.
+    """
     from pathlib import Path
 
     if pairs is None:

@@ -10,7 +10,7 @@ PACKING = "adjust.widen"
 
 
 def say_compiling_serving(kernel: str) -> None:
-    """Print the notice if the kernel is not in the compilation cache."""
+    """Print the notice about compiling if the kernel is not in the compilation cache."""
     from cotenant.policy.compiled import CACHED, cache_folder
 
     if not (CACHED and any(cache_folder().rglob(f"{kernel}*.nbc"))):

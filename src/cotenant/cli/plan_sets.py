@@ -104,7 +104,7 @@ def plan_set(
 
 
 def _warm(packer: Packer, rates: list[float]) -> Packer:
-    """A packer whose tables are built and whose code is compiled, so that neither is timed."""
+    """Return a planner whose tables are built and whose code is compiled, so that neither is timed."""
     say_compiling_serving(PACKING)
     packer.plan(rates)
     return packer

@@ -13,7 +13,7 @@ from cotenant.serving.planning.decide import Decision
 
 
 def content(found: Decision, problem: Problem, old: ServingPlan | None) -> dict[str, Any]:
-    """The plan with rates and headroom, how it was verified, and the moves from an older plan."""
+    """Return the plan with rates and headroom, how it was verified, and the moves from an older plan."""
     plan, verified = found.plan, found.verified
     out = plan.to_dict()
     capacity = plan.capacities()
@@ -40,7 +40,7 @@ def content(found: Decision, problem: Problem, old: ServingPlan | None) -> dict[
 
 
 def layouts(plan: ServingPlan, profiles: Mapping[str, ServingProfile]) -> dict[str, str]:
-    """MIG layout of each GPU that has one, in the notation of `cotenant mig apply`: GPU -> kind@start,..."""
+    """Return the MIG layout of each GPU that has one, in the notation of `cotenant mig apply`: GPU -> kind@start,..."""
     found: dict[int, set[tuple[int, str]]] = {}
     for let in plan.gpulets:
         kind = profiles[let.gpu_model].partition(let.partition).instance
@@ -50,7 +50,7 @@ def layouts(plan: ServingPlan, profiles: Mapping[str, ServingProfile]) -> dict[s
 
 
 def show(data: dict[str, Any]) -> None:
-    """Print the tables."""
+    """Print the tables of a serving plan."""
     from rich.console import Console
 
     from cotenant.cli.fitting import plain_table, print_whole
@@ -65,7 +65,7 @@ def show(data: dict[str, Any]) -> None:
                 str(let["gpu"]), let["partition"], seat["service"], str(seat["batch"]), f"{let['duty_ms']:.1f} ms"
             )
     print_whole(table)
-    if not console.is_terminal:  # in a file, an empty line separates the tables, as it does on a terminal
+    if not console.is_terminal:  # an empty line separates the tables in a file as it does on a terminal
         console.print()
     print_whole(_services_table(data))
     for gpu, layout in data["layouts"].items():

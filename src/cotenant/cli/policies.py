@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False)
 
 
 def policy_lists() -> dict[str, dict[str, str]]:
-    """Kind of policy -> name -> description, from the registries that the code uses."""
+    """Return kind of policy -> name -> description, from the registries that the code uses."""
     from cotenant.policy.colocation import SCHEMES
     from cotenant.policy.elastic.registry import ELASTIC
     from cotenant.policy.jobs.allotment import ALLOTMENTS

@@ -72,7 +72,7 @@ def job(
         command, float(gpus), warm=warm, steps=steps, timeout_s=parse_seconds(timeout, field="timeout"),
         pretend=pretend_cores,
     )  # fmt: skip
-    job_runs.step_s(most)  # a run without measurement, which fills the page cache
+    job_runs.step_s(most)  # this run is not measured; it fills the page cache
     points = sweep(lambda n: _told(job_runs, n, quiet=as_json), least, most, gpus, runs)
     data = _data_set(size, dataset, speeds, job_runs)
     content = profile_table(title, points, float(gpus), data, more=_measured(points, data, steps))
@@ -110,7 +110,7 @@ def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
 
 
 def _size(dataset: Text) -> int:
-    """Size of the data set in bytes; 0 if the job has none."""
+    """Return the size of the job's data set in bytes; 0 if the job has none."""
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_memory
     from cotenant.profiles.training.read_speeds import dataset_bytes
@@ -126,7 +126,7 @@ def _size(dataset: Text) -> int:
 
 
 def _speed(text: str, field: str) -> float | None:
-    """Parse a read speed in 10^6 bytes/s; None: it is to be measured."""
+    """Parse a read speed in 10^6 bytes/s; None: the speed is to be measured."""
     from cotenant.core.errors import InputError
 
     if text == "auto":
@@ -171,7 +171,7 @@ def _data_set(size: int, dataset: Text, speeds: list[float | None], job_runs: Jo
 
 
 def _measured(points: list[CpuPoint], data: DataSet | None, steps: int) -> dict[str, Any]:
-    """How the profile was measured, for readers of the file."""
+    """Return how the profile was measured, for readers of the file."""
     return {
         "measured": {
             "runs": [{"cpus": p.cpus, "step_s": p.step_s} for p in points],

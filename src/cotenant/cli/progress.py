@@ -49,7 +49,7 @@ def jobs_progress(what: str, total: int) -> Iterator[Tick]:
 
 
 def say_inputs(trace: Trace, cluster: Cluster, remarks: list[str]) -> None:
-    """Report on standard error what was read."""
+    """Report on standard error which trace and cluster were read."""
     from cotenant.core.units import counted
 
     print(f"{counted(len(trace.jobs), 'job')} of {trace.source} on {cluster.describe()}", file=sys.stderr)
@@ -60,7 +60,7 @@ def say_inputs(trace: Trace, cluster: Cluster, remarks: list[str]) -> None:
 
 
 def say_compiling() -> None:
-    """Explain why a first run takes longer."""
+    """Print that a first run takes longer because the simulator is compiled."""
     from cotenant.policy.compiled import CACHED, is_compiled
 
     if not is_compiled():

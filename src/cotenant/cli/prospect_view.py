@@ -1,4 +1,4 @@
-"""Prints what enforces each promise of a share on a GPU, for `ps --mechanisms` and `doctor`."""
+"""Prints what enforces each property of a share on a GPU, for `ps --mechanisms` and `doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cotenant.core.strength import Strength
 if TYPE_CHECKING:
     from rich.console import Console
 
-PROMISE, BY = 12, 10  # widths of the first two columns
+PROMISE, BY = 12, 10  # widths of the first two columns: the property of a share, and what enforces it
 
 
 def print_promises(
@@ -25,7 +25,8 @@ def print_promises(
         how = "" if nothing else f"--mechanism {row['mechanism']}" + (f": {row['note']}" if row["note"] else "")
         head = f"{'  ' + row['promise']:<{PROMISE}}{row['by']:<{BY}}"
         hanging(console, head, how or row["why"], "yellow" * nothing)
-        label = "in the way: " if row["by"] == Strength.KERNEL else "why not stronger: "  # nothing is stronger
+        # no other enforcement is stronger than the kernel's
+        label = "in the way: " if row["by"] == Strength.KERNEL else "why not stronger: "
         for text in row["obstacles"] if obstacles else ():
             if text != row["why"]:
                 hanging(console, f"{'':<{PROMISE}}{label}", text, "dim")

@@ -104,7 +104,7 @@ def serve(
 def _models(
     path: str, http: str | None, grpc: str | None, agent: Path | None, logs: Path | None, unused: Mapping[str, object]
 ) -> ModelServer:
-    """Create the server of a models file, which also serves the services of the same file."""
+    """Create the server of the language models of a models file, which also serves the services of the same file."""
     from cotenant.core.errors import InputError
     from cotenant.serving.config.models import read_models
     from cotenant.serving.llm.server import ModelOptions, ModelServer
@@ -130,7 +130,7 @@ def _address(text: str | None) -> str | None:
 
 
 def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | None, str | None]:
-    """Addresses from the options, or from `listen` in the file if no option names one."""
+    """Return the addresses to listen on, from the options, or from `listen` in the file if no option names one."""
     from cotenant.serving.config.server import read_serving
     from cotenant.serving.config.services import read_services
 
@@ -140,7 +140,7 @@ def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | Non
 
 
 def _run(server: Server | ModelServer, as_json: bool) -> int:
-    """Start, serve until a signal arrives, then stop gracefully. A second signal stops at once."""
+    """Start the server, serve until a signal arrives, then stop gracefully. A second signal stops at once."""
     import asyncio
     import signal
 
@@ -187,7 +187,7 @@ def _run(server: Server | ModelServer, as_json: bool) -> int:
 
 
 def _ready(server: Server | ModelServer, as_json: bool) -> None:
-    """Print the addresses and what is served."""
+    """Print the addresses of the server and what it serves."""
     import json
     import os
 

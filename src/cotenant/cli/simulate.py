@@ -114,8 +114,8 @@ def simulate(
 
 
 def check_outputs(out: Path | None, *files: Path | None, holds: str = "run.json") -> None:
-    """Check before the work that the results can be written. `holds`: name of a file; a folder that contains it may be
-    replaced or extended.
+    """Check before the simulation that the results can be written. `holds`: name of a file; a folder that contains it
+    may be replaced or extended.
     """
     from cotenant.core.files import check_folder, check_writable
 
@@ -136,13 +136,13 @@ def run(
     label: str | None,
     quiet: bool,
 ) -> tuple[Record, Outcome]:
-    """Read the inputs and simulate, with progress on a terminal; remarks go to standard error."""
+    """Read trace and cluster and simulate a job policy, with progress on a terminal; remarks go to standard error."""
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.sim.jobs.training import policy_of
     from cotenant.workloads.jobs.select import load_trace
 
     profiles = load_profiles(config.profiles)
-    policy_of(config, profiles)  # a wrong name is reported before a file is read, which may take long
+    policy_of(config, profiles)  # a wrong policy name is reported before a file is read, which may take long
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="16x8")
     trace = load_trace(spec, trace_options, classes=profiles.classes, iteration_s=profiles.iteration_s)
@@ -229,5 +229,5 @@ def write_jct(record: Record, jct_s: Any, path: Path) -> None:
 
 
 def format_number(value: float) -> str:
-    """Integers without a decimal point, other numbers in full precision."""
+    """Format a number: integers without a decimal point, other numbers in full precision."""
     return str(int(value)) if value == int(value) else repr(value)

@@ -85,7 +85,7 @@ def simulate(
 
 
 def run(requests: Any, setup: Any) -> LlmResult:
-    """Simulate, with progress on a terminal."""
+    """Simulate the requests to language models, with progress on a terminal."""
     from cotenant.cli.progress import jobs_progress
     from cotenant.sim.llm.engine import simulate as simulate_llm
 

@@ -32,8 +32,8 @@ def run_policy(
     label: str | None,
     quiet: bool,
 ) -> Run:
-    """Read the inputs and simulate. `job_options`: the options of job policies that were given. Most do not apply to
-    partition policies and are refused.
+    """Read trace and cluster and simulate a partition policy. `job_options`: the options of job policies that were
+    given. Most do not apply to partition policies and are refused.
     """
     from cotenant.cli.progress import jobs_progress, say_inputs
     from cotenant.policy.mig.decide import POLICIES
@@ -107,7 +107,9 @@ def run_others(
 
 
 def ratios(run: Run, others: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Mean JCT of this run divided by that of each other policy. Below 1, this run is better."""
+    """Return the mean job completion time of this run divided by that of each other policy. Below 1, this run is
+    better.
+    """
     from cotenant.core.metrics.summary import summarise
 
     if not others:

@@ -69,7 +69,7 @@ def simulate(
 
 
 def work_kind(spec: TenantSpec) -> str:
-    """The class of a tenant's work."""
+    """Return the class of a tenant's work: latency-sensitive, best-effort or normal."""
     return "best-effort" if spec.best_effort else "latency-sensitive" if spec.latency_sensitive else "normal"
 
 
@@ -140,7 +140,7 @@ def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: 
 
 
 def _simulated(config: AgentConfig, source: str, given: str | None) -> tuple[list[TenantSpec], str]:
-    """The file's tenants and the one mechanism that all of them use."""
+    """Return the file's tenants and the one mechanism that all of them use."""
     from cotenant.agent.mechanisms import registry as mechanisms
     from cotenant.agent.mechanisms.base import Use
     from cotenant.core.errors import InputError
@@ -208,8 +208,9 @@ def _time_ns(text: str, load: str) -> int:
 
 
 def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> Card | None:
-    """The card's memory for tenants that can be swapped, and these tenants. The memory of all other tenants is
-    subtracted."""
+    """Return the GPU's memory for tenants that can be swapped, and these tenants. The memory of all other tenants is
+    subtracted.
+    """
     from cotenant.core.errors import InputError
     from cotenant.core.units import format_bytes, parse_memory
     from cotenant.policy.residency import ResidencySettings

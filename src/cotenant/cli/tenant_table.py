@@ -15,8 +15,9 @@ BAR = 16
 
 
 def share_bar(got: float | None, request: float, limit: float, sms: dict[str, int] | None = None) -> Text:
-    """A bar that shows a tenant's actual share of its GPU. A mark shows the request; the part above the limit is
-    shaded. A tenant without turns has no bar, but the SMs that it may use, if they are known (`sms`)."""
+    """Return a bar that shows a tenant's actual share of its GPU. A mark shows the request; the part above the limit is
+    shaded. A tenant without turns has no bar, but the SMs that it may use, if they are known (`sms`).
+    """
     if got is None:
         return Text((sms_text(sms) or "not gated").ljust(BAR), style="dim")
     filled = round(got * BAR)
@@ -36,7 +37,7 @@ def share_bar(got: float | None, request: float, limit: float, sms: dict[str, in
 
 
 def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:
-    """A line about a tenant that gets less of a GPU than its request; empty if it gets enough."""
+    """Return a line about a tenant that gets less of a GPU than its request; empty if it gets enough."""
     if not share.get("short_s") or share["got"] is None:
         return ""
     promised = f"requests {tenant['request']:.0%} of GPU {share['index']}"
@@ -51,7 +52,7 @@ def _percent(value: float | None) -> str:
 
 
 def _got(share: dict[str, Any]) -> Text:
-    """The actual share, highlighted if it is less than the request."""
+    """Return the tenant's actual share as text, highlighted if it is less than the request."""
     text = _percent(share["got"])
     return Text(f"▼ {text}", style="bold red") if share.get("short_s") else Text(text)
 
@@ -86,7 +87,7 @@ def _memory(share: dict[str, Any]) -> Text:
 
 
 def _on_gpu(share: dict[str, Any]) -> Text:
-    """How much of the tenant's swappable memory is on the GPU."""
+    """Return as text how much of the tenant's swappable memory is on the GPU."""
     where = share.get("residency")
     if where is None or not where["movable_bytes"]:
         return Text("all" if where is None else "-", style="dim")

@@ -15,8 +15,8 @@ TokenFile = Annotated[Path | None, typer.Option("--token", metavar="FILE", help=
 
 
 def shown_token(path: Path | None) -> str | None:
-    """The first line that is neither empty nor a comment, as in a server's token file. Raises InputError if there is
-    none.
+    """Return the token: the first line that is neither empty nor a comment, as in a server's token file. Raises
+    InputError if there is none.
     """
     if path is None:
         return None

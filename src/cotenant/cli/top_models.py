@@ -12,7 +12,9 @@ COLUMNS = ("TTFT ms", "SLO", "in time", "TPOT ms", "SLO", "failed", "switches", 
 
 
 def screen(status: dict[str, Any], base: str, lost: str = "") -> RenderableType:
-    """Draw the whole screen: one line per model. Models that never had a request are only counted."""
+    """Draw the whole screen of a server of language models: one line per model. Models that never had a request are
+    only counted.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

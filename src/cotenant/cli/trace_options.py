@@ -70,7 +70,7 @@ CLUSTER_OPTIONS: Options = {
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """The cluster options as given on the command line."""
+    """The options that describe the cluster, as given on the command line."""
 
     cluster: str | None = None
     gpu: str | None = None
@@ -79,7 +79,7 @@ class ClusterOptions:
     storage_mbps: float | None = None
 
     def parse(self, remarks: list[str] | None = None, *, default: str | None = None) -> Cluster:
-        """The cluster; `default` is used without --cluster. Remarks for the user are appended to `remarks`."""
+        """Return the cluster; `default` is used without --cluster. Remarks for the user are appended to `remarks`."""
         from cotenant.workloads.clusters.forms import parse_cluster
 
         spec = self.cluster or default

@@ -19,7 +19,7 @@ def _figures(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-# key of the JSON of `generate` -> (label, value) in the table
+# key in the JSON of `trace generate` -> (label, value) in the table
 SHOWN: dict[str, Callable[[Any], tuple[str, str]]] = {
     "rate_per_h": lambda value: ("requested rate", f"{_figures(value)} jobs/h"),
     "span_s": lambda value: ("last arrival", format_seconds(value)),

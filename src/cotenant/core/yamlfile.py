@@ -37,7 +37,7 @@ class YamlFile:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Context that adds this file and the line of the field to InputErrors that lack them."""
+        """Return a context that adds this file and the line of the field to InputErrors that lack them."""
         try:
             yield
         except InputError as error:

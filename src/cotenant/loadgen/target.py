@@ -39,7 +39,7 @@ class Target:
         return self.scheme.startswith("grpc")
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The TLS context for https and grpcs; None for other schemes."""
+        """Return the TLS context for https and grpcs; None for other schemes."""
         if self.scheme not in ("https", "grpcs"):
             return None
         try:
@@ -51,7 +51,7 @@ class Target:
         return context
 
     def ask(self, path: str) -> tuple[int, Any]:
-        """GET a JSON object; returns status and content (None if it is not JSON)."""
+        """Get a JSON object from the server; return status and content (None if it is not JSON)."""
         context = self.ssl_context()
         made: http.client.HTTPConnection = (
             http.client.HTTPConnection(self.host, self.port, timeout=ASK_WITHIN_S)
@@ -78,7 +78,7 @@ def parse_target(url: str, token: str | None = None, cafile: str | None = None, 
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
-    except ValueError:  # an IPv6 address without its bracket, or a port that is not a number
+    except ValueError:  # the address has an IPv6 address without its bracket, or a port that is not a number
         parts, port = urlsplit(""), -1
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or port == -1:
         raise InputError(f"{url!r} is not an address; write http://HOST:PORT or grpc://HOST:PORT", field="url")

@@ -20,7 +20,7 @@ DMEM_FILES = {"dmem.max": "max", "dmem.min": "0", "dmem.low": "0", "dmem.current
 
 
 def region(index: int) -> str:
-    """The kernel's name for the memory of a GPU."""
+    """Return the kernel's name for the memory of the software GPU with this index."""
     return f"nvidia/00000000:{index + 1:02X}:00.0/vidmem"
 
 
@@ -34,7 +34,9 @@ class FolderCgroups:
 
     @classmethod
     def make(cls, root: Path, *, dmem: bool, memory_bytes: int, gpus: int = 1, version: int = 2) -> FolderCgroups:
-        """Create the tree of a machine that has just started. `version`: version of its control groups, 1 or 2."""
+        """Create the tree of control groups of a machine that has just started. `version`: version of its control
+        groups, 1 or 2.
+        """
         root.mkdir(parents=True)
         (root / "cgroup.procs").write_text("")
         if version == 2:
@@ -49,7 +51,9 @@ class FolderCgroups:
 
     @classmethod
     def found(cls) -> FolderCgroups | None:
-        """The tree in the folder that the environment variable names; None if it is not set."""
+        """Return the tree of control groups in the folder that the environment variable names; None if the variable is
+        not set.
+        """
         folder = os.environ.get(VARIABLE)
         if not folder:
             return None
@@ -60,7 +64,9 @@ class FolderCgroups:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def of(self, pid: int) -> Path:
-        """The group of a process: the group that lists it or its nearest listed ancestor, or the root if none does."""
+        """Return the control group of a process: the group that lists the process or its nearest listed ancestor, or
+        the root if none does.
+        """
         listed = {number: group for group in self.groups(self.root) for number in self._listed(group)}
         while pid > 1:
             if pid in listed:
@@ -69,27 +75,27 @@ class FolderCgroups:
         return self.root
 
     def groups(self, top: Path) -> Iterator[Path]:
-        """A group and all groups below it."""
+        """Produce a control group and all groups below it."""
         yield top
         try:
             below = sorted(child for child in top.iterdir() if child.is_dir())
-        except FileNotFoundError:  # another process has removed the group in the meantime
+        except FileNotFoundError:  # another process has removed the control group in the meantime
             return
         for child in below:
             yield from self.groups(child)
 
     def processes(self, group: Path) -> list[int]:
-        """Living processes that were moved into a group; their children are not listed."""
+        """Return the living processes that were moved into a group; their children are not listed."""
         return [pid for pid in self._listed(group) if _alive(pid)]
 
     def read(self, group: Path, name: str) -> str:
-        """Read a file of a group."""
+        """Read the file `name` of a control group."""
         return (group / name).read_text()
 
     # -- changing --------------------------------------------------------------------------------------------------
 
     def create(self, group: Path) -> None:
-        """Create a group below an existing one."""
+        """Create a control group below an existing one."""
         group.mkdir()
         (group / "cgroup.procs").write_text("")
         (group / "cgroup.controllers").write_text(self.read(group.parent, "cgroup.subtree_control"))
@@ -114,8 +120,8 @@ class FolderCgroups:
             self._offer(child)
 
     def enter(self, group: Path, pid: int) -> None:
-        """Move a process into a group; its memory stays charged to its old group. Raises OSError: ESRCH if the process
-        has ended, EBUSY if the group has enabled controllers and so may have no processes.
+        """Move a process into a control group; its memory stays charged to its old group. Raises OSError: ESRCH if the
+        process has ended, EBUSY if the group has enabled controllers and so may have no processes.
         """
         if not _alive(pid):
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH), str(group / "cgroup.procs"))
@@ -130,8 +136,8 @@ class FolderCgroups:
                 fresh.rename(other / "cgroup.procs")
 
     def remove(self, group: Path) -> None:
-        """Remove a group; what it was charged stays in the sums of the groups above. Raises OSError (EBUSY) if it has
-        processes or groups.
+        """Remove a control group; what it was charged stays in the sums of the groups above. Raises OSError (EBUSY) if
+        it has processes or groups.
         """
         if self.processes(group) or any(child.is_dir() for child in group.iterdir()):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group))
@@ -159,7 +165,7 @@ class FolderCgroups:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process; ("X", 0) if there is no such process."""
+    """Return the state and the parent of a process; ("X", 0) if there is no such process."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -172,7 +178,7 @@ def _alive(pid: int) -> bool:
     return _stat(pid)[0] not in "ZX"
 
 
-# creates a tree by hand; the variable COTENANT_SOFTGPU_CGROUPS can then name its folder
+# run as a program, this module creates a tree by hand; the variable COTENANT_SOFTGPU_CGROUPS can then name its folder
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[2] not in ("dmem", "misc"):
         sys.exit("usage: python -m cotenant.softgpu.cgroups FOLDER dmem|misc")

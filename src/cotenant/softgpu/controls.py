@@ -12,7 +12,7 @@ class SoftIoctl:
     """Callable like fcntl.ioctl. Instead of /dev/nvidiactl it takes a program's open state file of the software GPU."""
 
     def __init__(self, path: str = "") -> None:
-        """`path`: path of the library, if it is known to be compiled."""
+        """Load the library of the software GPU. `path`: path of the library, if it is known to be compiled."""
         self.path = path or str(library_path(SOFT_DRIVER))
         self._call = ctypes.CDLL(self.path, use_errno=True).cotenant_soft_ioctl
         self._call.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]

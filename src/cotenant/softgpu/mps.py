@@ -82,7 +82,7 @@ def install(folder: Path, release: int = RELEASES[0]) -> Path:
 
 
 class Daemon:
-    """The daemon: it serves programs and commands until it is told to quit."""
+    """The imitated MPS control daemon: it serves programs and commands until it is told to quit."""
 
     def __init__(self, protocol: int, multiuser: bool) -> None:
         pairs = [pair.split("=") for pair in (os.environ.get("MPS_STANDIN_GPUS") or SOFT_GPUS).split(",")]
@@ -93,7 +93,7 @@ class Daemon:
         self.sockets: dict[tuple[str, str], socket.socket] = {}
         self.programs: dict[socket.socket, Client] = {}
         self.waiting: list[tuple[socket.socket, tuple[str, str], list[str]]] = []
-        self.alive, self.keep = os.pipe()  # the servers end when the daemon does
+        self.alive, self.keep = os.pipe()  # a pipe whose closing ends the servers together with the daemon
         self.running = True
 
     def run(self) -> None:
@@ -106,7 +106,8 @@ class Daemon:
             self.look()
 
     def open_sockets(self) -> None:
-        """Open a socket for each new namespace and the main socket, and close those of deleted namespaces."""
+        """Open the main socket and a socket for each new namespace of a server, and close those of deleted namespaces.
+        """
         wanted = {("", "default"), *((s.name, n) for s in self.world.servers.values() for n in s.spaces)}
         for server, space in wanted - set(self.sockets):
             for path in self.paths(server, space):
@@ -130,7 +131,9 @@ class Daemon:
         return [PIPE / server / "control"] if space == "default" else [PIPE / server / space / "control"]
 
     def look(self) -> None:
-        """Notice servers that were killed, end terminated clients, and accept clients that had to wait."""
+        """Notice servers that were killed, end the processes of terminated clients, and accept clients that had to
+        wait.
+        """
         for server in list(self.world.servers.values()):
             if server.pid and not Path(f"/proc/{server.pid}/stat").exists():
                 del self.world.servers[server.name]
@@ -164,7 +167,8 @@ class Daemon:
         pid = os.fork()
         if pid == 0:
             self.selector.close()
-            os.closerange(3, self.alive)  # all files but one: a command waits until its connection is closed
+            # all files but one are closed, since a command waits until its connection is closed
+            os.closerange(3, self.alive)
             os.closerange(self.alive + 1, 65536)
             os.read(self.alive, 1)
             os._exit(0)
@@ -219,7 +223,7 @@ class Daemon:
         connection.sendall(answer.encode() + b"\n")
 
     def order(self, words: list[str], uid: int) -> tuple[int, str, str]:
-        """Carry out a command; returns its exit code, output and error text."""
+        """Carry out a command of a caller with user id `uid`; return its exit code, output and error text."""
         with contextlib.suppress(OSError), open(PIPE / "calls", "a") as calls:
             calls.write(" ".join(words) + "\n")
         if words[:2] == ["standin", "fault"]:
@@ -232,7 +236,7 @@ class Daemon:
                 with open(PIPE / "calls", "a") as calls:
                     calls.write("ended\n")
             self.running = False
-            # the sockets go before the answer is sent, since another daemon may be started right after it
+            # the sockets are removed before the answer is sent, since another daemon may be started right after it
             for path in PIPE.rglob("control"):
                 path.unlink()
             return 0, "", ""
@@ -242,7 +246,7 @@ class Daemon:
                 return int(muted), "".join(f"{s.pid}\n" for s in self.world.servers.values()), ""
             if words[0] == "get_client_list":
                 return 0, "".join(f"{c.pid}\n" for c in self.world.clients), ""
-            return 1, "", f"unknown command {' '.join(words)}"  # commands of protocol 3, too
+            return 1, "", f"unknown command {' '.join(words)}"  # commands of protocol 3 are unknown, too
         try:
             out = self.world.command(words, uid)
         except (RefusedError, KeyError, ValueError) as error:
@@ -253,14 +257,14 @@ class Daemon:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Pid and user id of a connected process."""
+    """Return the pid and the user id of a connected process."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
     return pid, uid
 
 
 def start(protocol: int, multiuser: bool) -> int:
-    """Start the daemon in the background; returns the exit code of the command that starts it."""
+    """Start the imitated MPS control daemon in the background; return the exit code of the command that starts it."""
     if (PIPE / "refuse").exists():
         print("An instance of this daemon is already running", file=sys.stderr)
         return 1
@@ -287,7 +291,7 @@ def start(protocol: int, multiuser: bool) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out the command with these arguments; returns its exit code."""
+    """Carry out a command of nvidia-cuda-mps-control with these arguments; return its exit code."""
     protocol = 2
     words: list[str] = []
     flags: set[str] = set()

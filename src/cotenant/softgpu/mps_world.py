@@ -19,7 +19,7 @@ READY, FAULT, INITIALIZING = "Ready", "Fault", "Initializing"
 NOT_PERMITTED, SERVER_NOT_READY, CLIENT_TERMINATED = 800, 807, 810
 MODULES = ["server", "namespace", "client", "device", "sm-partition", "feature", "memacct", "context-share"]
 LIMITS = ("--pinned-memory-limit", "--active-thread-percentage", "--client-priority")
-HELP = {  # from the manual; `NEWER` is what release 620 adds
+HELP = {  # help texts from the manual; `NEWER` is what release 620 adds to them
     ("server", "set"): "server set NAME --pinned-memory-limit= --active-thread-percentage= --client-priority=",
     ("namespace", "set"): "namespace set NAME --server= --pinned-memory-limit= --active-thread-percentage=",
     ("sm-partition", "create"): "sm-partition create NAME --server= --device= --chunks= --include-remainder=",
@@ -32,12 +32,12 @@ NEWER = {
 
 
 class RefusedError(Exception):
-    """The daemon refuses a command; the text is its error message."""
+    """Raised if the MPS daemon refuses a command; the text is its error message."""
 
 
 @dataclass
 class Limits:
-    """The limits of a namespace."""
+    """The limits of a namespace of an MPS server."""
 
     percent: float = 100.0
     memory: int | None = None
@@ -46,7 +46,7 @@ class Limits:
 
 @dataclass
 class Server:
-    """A named server and its namespaces."""
+    """A named MPS server and its namespaces."""
 
     name: str
     uid: int
@@ -60,19 +60,19 @@ class Server:
 
 @dataclass
 class Partition:
-    """Chunks of SMs of one GPU."""
+    """A partition of an MPS server: chunks of SMs of one GPU."""
 
     server: str
     device: str
     name: str
     chunks: int
-    most: int  # chunks up to which it may borrow; `chunks` if it may not
+    most: int  # number of chunks up to which the partition may borrow; equal to `chunks` if it may not borrow
     id: str
 
 
 @dataclass
 class Client:
-    """A connected process."""
+    """A process that is connected to an MPS server."""
 
     pid: int
     uid: int
@@ -94,10 +94,12 @@ def size_of(text: str) -> int | None:
 
 
 class World:
-    """The state of one daemon."""
+    """The state of one MPS control daemon."""
 
     def __init__(self, sms: dict[str, int], release: int, uid: int, *, multiuser: bool = False, pipe: str = "") -> None:
-        """`sms`: SMs of each GPU of the node by UUID. `pipe`: the daemon's folder, as lists show it."""
+        """Create the state of a daemon without servers. `sms`: SMs of each GPU of the node by UUID. `pipe`: the
+        daemon's folder, as lists show it.
+        """
         self.sms, self.release, self.uid, self.multiuser = sms, release, uid, multiuser
         self.servers: dict[str, Server] = {}
         self.partitions: list[Partition] = []
@@ -108,7 +110,9 @@ class World:
     # -- commands --------------------------------------------------------------------------------------------------
 
     def command(self, words: list[str], uid: int) -> str:
-        """Carry out `MODULE VERB ...` and return its output. Raises RefusedError with the text for standard error."""
+        """Carry out a command `MODULE VERB ...` and return its output. Raises RefusedError with the text for standard
+        error.
+        """
         if uid not in (0, self.uid):
             raise RefusedError("permission denied: commands are accepted from root and the daemon's owner")
         plain = [word for word in words if "=" not in word and not word.startswith("--")]
@@ -140,7 +144,7 @@ class World:
         devices = tuple(filter(None, options.get("--allowed-devices", "").split(","))) or tuple(self.sms)
         if all(device in self.sms for device in devices):
             self.servers[name] = Server(name, uid, devices, locality=options.get("--locality-domains") == "true")
-        return f"server '{name}' created\n"  # a server that sees no GPU ends at once, and the command succeeds
+        return f"server '{name}' created\n"  # a server that sees no GPU ends at once, but the command succeeds
 
     def _server_delete(self, names: list[str], options: dict[str, str]) -> str:
         server = self._server(names[0])
@@ -174,7 +178,8 @@ class World:
             raise RefusedError(f"invalid namespace name '{names[0]}'")
         if names[0] in server.spaces:
             raise RefusedError(f"namespace '{names[0]}' already exists")
-        server.spaces[names[0]] = Limits()  # it inherits nothing, so it has the whole GPU until limits are set
+        # the namespace inherits no limits, so it has the whole GPU until limits are set
+        server.spaces[names[0]] = Limits()
         return ""
 
     def _namespace_delete(self, names: list[str], options: dict[str, str]) -> str:
@@ -266,7 +271,7 @@ class World:
         """Admit a process that connected to the socket of a namespace, or to the main socket if `server` is empty.
         Returns "ok SMS BYTES" or "error N".
         """
-        if client.server == "":  # a server of its own for each user, without any limit
+        if client.server == "":  # each user gets a server of its own, without any limit
             client.server = f"uid_{client.uid}"
             if client.server not in self.servers:
                 self.servers[client.server] = Server(client.server, client.uid, tuple(self.sms))
@@ -280,7 +285,9 @@ class World:
         return f"ok {self._sms(client, limits)} {self._memory(client, limits) or 0}"
 
     def gone(self, client: Client) -> None:
-        """Remove an ended client. A server in fault accepts clients again when all of its own have ended."""
+        """Remove an ended client. A server in the state of fault accepts clients again when all clients that it had
+        have ended.
+        """
         if client in self.clients:
             self.clients.remove(client)
         server = self.servers.get(client.server)
@@ -288,14 +295,18 @@ class World:
             server.status = READY if server.status == FAULT else server.status
 
     def _sms(self, client: Client, limits: Limits) -> int:
-        """SMs that a client sees: the percentage of its namespace, whatever its own variable says, in its partition."""
+        """Return the number of SMs that a client sees: the percentage of its namespace, whatever the client's own
+        variable says, of its partition.
+        """
         whole = self.sms.get(client.visible[0] if client.visible else "", next(iter(self.sms.values())))
         most = math.floor(whole * limits.percent / 100)
         named = [p for p in self.partitions if p.id == client.variables.get("CUDA_MPS_SM_PARTITION")]
         return max(2, min([most, *(p.most * CHUNK_SMS for p in named)]) // 2 * 2)
 
     def _memory(self, client: Client, limits: Limits) -> int | None:
-        """Memory limit of a client. Its variable can only lower it, but one entry for an unseen GPU removes it."""
+        """Return the memory limit of a client. The client's variable can only lower the limit, but an entry in it for a
+        GPU that the client does not see removes the limit.
+        """
         own, found = client.variables.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""), [limits.memory]
         for entry in filter(None, own.split(",")):
             device, _, text = entry.partition("=")
@@ -346,7 +357,7 @@ class World:
 
 
 def table(head: str, rows: list[list[Any]], options: dict[str, str]) -> str:
-    """Format the rows as the option --format=table|csv[,noheader] demands."""
+    """Format rows of a list as the option --format=table|csv[,noheader] demands."""
     form = options.get("--format", "table")
     lines = [head.split(), *[[str(cell) for cell in row] for row in rows]]
     if form.startswith("csv"):

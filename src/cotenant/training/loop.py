@@ -124,7 +124,7 @@ class Loop:
                 if self._enough():
                     return
                 if self._other_workers(lease):
-                    ended = False  # whether the job must be resumed at the next batch, with new loader workers
+                    ended = False  # the epoch has not ended: it continues at the next batch, with new loader workers
                     break
             if ended:
                 self.epoch += 1

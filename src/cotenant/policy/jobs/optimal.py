@@ -36,7 +36,7 @@ class LevelChooser:
 
     def _pareto(self, typ: int) -> Array:
         """Return the levels of CPU and memory at which jobs of the type are not slower than at the proportional one,
-        without levels that need more of both than another one and are not faster.
+        without levels that need at least as much of both as another one that is at least as fast.
         """
         kind = self._reference(typ)
         speed = 1.0 / self.demand.amount["iteration_s"][:, typ, kind]

@@ -32,7 +32,7 @@ class TwoSpeed:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """One model's sensitivity.
+    """The sensitivity of one model's training to CPU cores and memory.
 
     `throughput[c, m]`: per GPU, against the base point (1.0), at `cpus_per_gpu[c]` cores and `memory_gb_per_gpu[m]`
     GB per GPU; `iteration_s`: seconds per iteration at the base point on the reference GPU; `ideal_*`: per GPU, the

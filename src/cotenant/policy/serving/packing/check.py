@@ -20,9 +20,7 @@ ROUNDING = 1 + 1e-9
 
 
 def worst_pressure(profile: ServingProfile, let: Gpulet) -> float:
-    """Return the interference factor that the model of a gpulet (part of a GPU) that disturbs most adds for a
-    neighbour.
-    """
+    """Return the interference that a gpulet (part of a GPU) adds for a neighbour: that of the gpulet's worst model."""
     return max((profile.pressure(s.model, s.batch, let.partition) for s in let.seats), default=0.0)
 
 
