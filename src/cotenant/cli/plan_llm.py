@@ -102,8 +102,9 @@ def plan(
 
 
 def _trace(names: list[str], given: Requests) -> TokenTrace:
-    """Build the requests. A rate without a model's name applies to each model, so that every added model adds
-    requests."""
+    """Build the requests to the models. A rate without a model's name applies to each model, so that every added model
+    adds requests.
+    """
     if given.rate and given.trace is None:
         rates_of(names, given.rate)
         named = [text for text in given.rate if "=" in text]

@@ -131,7 +131,7 @@ class Daemon:
         return [PIPE / server / "control"] if space == "default" else [PIPE / server / space / "control"]
 
     def look(self) -> None:
-        """Notice servers that were killed, end the processes of terminated clients, and accept clients that had to
+        """Notice servers that were killed, end the connections of terminated clients, and accept clients that had to
         wait.
         """
         for server in list(self.world.servers.values()):

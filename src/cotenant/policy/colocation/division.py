@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import TypeVar
 
 QUIET_NS = 50_000_000  # a process that has launched nothing for this long is idle
-# time between two updates of the division of the budget; work that was launched under one division has ended by the
-# time the next but one applies
+# time between two updates of the division of the budget; work that was launched under the division before an update has
+# ended by the next update
 LOOK_NS = 10_000_000
 # number of parts of a process that gets no part of the budget, so that it may launch only one kernel at a time
 APART = 0xFFFFFFFF
