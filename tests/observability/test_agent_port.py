@@ -32,6 +32,7 @@ def test_state_and_metrics_tell_the_same(live_agent: Callable[..., Any]) -> None
     assert shares["notebooks"]["memory_by"] == "shim"
     assert [row["promised"] for row in state["gpus"]] == [0.5]
     assert any("notebooks admitted: request 20%, limit 50%" in row["text"] for row in state["decisions"])
+    assert not any("by auto" in row["text"] for row in state["decisions"]), "the mechanism that was chosen is told"
     text = agent.get("/metrics")
     assert 'cotenant_tenant_request_ratio{tenant="notebooks"} 0.2' in text
     assert 'cotenant_tenant_request_ratio{tenant="team/vision"} 0.3' in text

@@ -53,7 +53,7 @@ class Lives:
             raise
         tenant.created_ns = time.monotonic_ns()
         self._accounts.open(tenant)
-        self._history.decided(f"{spec.name} admitted: {promise(spec)}")
+        self._history.decided(f"{spec.name} admitted: {promise(tenant.spec)}")
         return tenant
 
     def starts(self, tenant: Tenant, pid: int) -> None:
