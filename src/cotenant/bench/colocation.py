@@ -204,7 +204,7 @@ class Plan:
     block_s: float = 2.0
     copy: bool = False
     changes: dict[str, Any] = field(default_factory=dict)  # co-location settings that replace those of the scheme
-    ls_class: str = "unknown"  # the work class that the service states
+    ls_class: str = "unknown"  # the work class that the latency-sensitive service reports to the agent
     be_kernels: str = ""  # compiled profile of the loads' kernels; empty: the defaults of `known_work`
     progress: Callable[[str], None] = lambda text: None
 

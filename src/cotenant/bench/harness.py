@@ -135,7 +135,7 @@ class Program:
         return rate(self.result())
 
     def close(self) -> None:
-        """End the program."""
+        """End the program that the benchmark started."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):  # the program ended before it read the line
                 self.process.stdin.close()
@@ -174,7 +174,8 @@ class Bench:
         self.environment = dict(os.environ)
         if self.device.simulated:
             self.environment["COTENANT_SOFTGPU_STATE"] = str(self.folder / "softgpu")
-            self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # the variable would name real GPUs
+            # the variable would name real GPUs, not the software GPU
+            self.environment.pop("CUDA_VISIBLE_DEVICES", None)
         config = self.folder / "agent.json"
         config.write_text(json.dumps(self.settings))
         command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.folder), "--gpus", self.gpus]

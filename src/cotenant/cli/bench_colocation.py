@@ -109,7 +109,7 @@ class _Shape:
 
 
 def _service(ls: str) -> str:
-    """Describe `--ls` in words."""
+    """Describe the latency-sensitive load that `--ls` states in words."""
     if ls.startswith("profile:"):
         path, _, rate = ls.removeprefix("profile:").rpartition(":")
         return f"kernels of {path}, {rate} requests/s"

@@ -38,7 +38,7 @@ def print_status(answer: dict[str, Any]) -> None:
 
 
 def print_queue(jobs: list[dict[str, Any]], everything: bool) -> None:
-    """Print one line per job."""
+    """Print one line per job of the fleet. `everything`: ended jobs, too."""
     console = Console(highlight=False)
     if not jobs:
         console.print("no jobs" if everything else "no jobs run or wait; --all also lists those that have ended")

@@ -1,4 +1,4 @@
-"""`cotenant logs`: what a job printed."""
+"""`cotenant logs`: print the output of a job of the fleet."""
 
 from __future__ import annotations
 

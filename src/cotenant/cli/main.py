@@ -242,7 +242,7 @@ def main() -> None:
         fail(f"{where}reading or writing failed: {(error.strerror or str(error)).lower()}", 1)
     except MemoryError:
         fail("this machine has not enough memory for this command", 1)
-    if code == 130:  # 130 is typer's exit code after Ctrl-C
+    if code == 130:  # typer exits with 130 after Ctrl-C
         fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -154,7 +154,7 @@ def _wrong_speed(speeds: dict[str, Any], geo: Geometry) -> str | None:
         if name.strip().lower().removeprefix("mig ") not in every_name():
             return f"speed is given for {name!r}, which is not a MIG profile"
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        # NaN fails both comparisons, so it is refused as well
+        # NaN fails both comparisons, so a speed that is NaN is refused as well
         if not number or not (value == 0 or LEAST_SPEED <= value <= MOST_SPEED):
             return (
                 f"speed on {name} is {value!r}; it must be 0 (does not fit) or between {LEAST_SPEED:g} and "

@@ -1,4 +1,4 @@
-"""`cotenant plan`: divide GPUs into gpulets for services with SLOs."""
+"""`cotenant plan`: divide GPUs into gpulets (parts of GPUs) for services with SLOs."""
 
 from __future__ import annotations
 

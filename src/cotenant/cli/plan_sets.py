@@ -1,4 +1,4 @@
-"""`cotenant plan` for sets of scenarios."""
+"""`cotenant plan scenarios`: generate and plan sets of scenarios, which are services with rates and SLOs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 class Kind(IntEnum):
     """Kind of an event: what happened to a job."""
 
-    ARRIVE = 0  #: the scheduler learned of the job
+    ARRIVE = 0  #: the job arrived at the scheduler
     START = 1  #: the job got its share (GPUs, CPU and memory) for the first time
     RESUME = 2  #: the job got a share again after waiting
     MOVE = 3  #: the job moved to other GPUs without waiting

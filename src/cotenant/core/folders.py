@@ -63,7 +63,9 @@ def cache_folder() -> Path:
 
 
 def _xdg(variable: str) -> Path | None:
-    """Return a base folder of the XDG specification, which requires that relative paths be ignored."""
+    """Return the base folder that an environment variable of the XDG specification names; None if it is not set or has
+    a relative path, which the specification requires to be ignored.
+    """
     path = Path(os.environ.get(variable, ""))
     return path if path.is_absolute() else None
 

@@ -133,10 +133,10 @@ class LineServer(Generic[C]):
             task.cancel()
 
     def hang_up(self) -> None:
-        """End all connections at once."""
+        """End all connections of clients at once."""
         for task in list(self._tasks):
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until all connections have ended."""
+        """Wait until all connections of clients have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -53,8 +53,8 @@ def order_of(line: bytes) -> Message:
 
 
 def failure(error: Exception, server: str = "server") -> Message:
-    """Return the answer to a client's order (request) that failed with `error`. An unexpected exception is logged and
-    does not end the server.
+    """Return the answer to a client's request that failed with `error`. An unexpected exception is logged and does not
+    end the server.
     """
     if isinstance(error, InputError):
         kind = next(name for name, type_ in INPUT_ERRORS.items() if isinstance(error, type_))

@@ -60,7 +60,7 @@ def parse_placement(text: str) -> Placement:
     return Placement(int(start), kind)
 
 
-Layout = tuple[Placement, ...]  # the instances of a GPU, in the order of their places
+Layout = tuple[Placement, ...]  # the MIG instances of a GPU, in the order of their places
 Multiset = tuple[str, ...]  # the kinds of a GPU's instances without their places, largest first
 
 

@@ -13,7 +13,7 @@ _LENGTH = struct.Struct("<Q")
 
 class _Exactly(Protocol):
     async def readexactly(self, n: int, /) -> bytes:
-        """Read `n` bytes, as asyncio.StreamReader does."""
+        """Read exactly `n` bytes, as asyncio.StreamReader does."""
 
 
 def frame(message: object) -> bytes:

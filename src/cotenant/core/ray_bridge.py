@@ -51,7 +51,8 @@ class Bridge:
                 if message is None:
                     break
                 number, op, *arguments = message
-                if op == "call":  # calls are made in this thread, one after the other, so that they keep their order
+                # calls of actors are made in this thread, one after the other, so that they keep their order
+                if op == "call":
                     self._call(number, *arguments)
                 else:
                     self._slow.submit(getattr(self, f"_{op}"), *arguments).add_done_callback(self._answerer(number))

@@ -1,4 +1,6 @@
-"""Vocabulary of serving as plain data: services with SLOs, gpulets, and the plan that divides GPUs into gpulets."""
+"""Types of serving as plain data: services with SLOs, gpulets (parts of GPUs), and the plan that divides GPUs into
+gpulets.
+"""
 
 from __future__ import annotations
 

@@ -19,17 +19,17 @@ class Promise(enum.StrEnum):
     SMS = "sms"
     MEMORY = "memory"
     BANDWIDTH = "bandwidth"
-    FAULTS = "faults"  # a fault of one tenant does not end the others
+    FAULTS = "faults"  # property of a share: a fault of one tenant does not end the other tenants
 
 
 class Strength(enum.StrEnum):
     """What enforces a guaranteed property, strongest first. A tenant can circumvent only `shim` and what follows it."""
 
     KERNEL = "kernel"  # the operating system's kernel, by the tenant's cgroup
-    DRIVER = "driver"  # NVIDIA's kernel driver
-    HARDWARE = "hardware"  # the GPU, configured from outside the tenant
+    DRIVER = "driver"  # enforcement by NVIDIA's kernel driver
+    HARDWARE = "hardware"  # enforcement by the GPU, configured from outside the tenant
     SERVER = "server"  # a process through which the tenant's work passes, such as an MPS server
-    SHIM = "shim"  # a library in the tenant's own process
+    SHIM = "shim"  # enforcement by a library in the tenant's own process
     NOTHING = "nothing"
 
     @property
@@ -38,7 +38,7 @@ class Strength(enum.StrEnum):
         return list(Strength).index(self)
 
     def at_least(self, demanded: Strength) -> bool:
-        """Whether this strength satisfies the demanded one."""
+        """Whether this enforcement is at least as strong as the demanded one."""
         return self.rank <= demanded.rank
 
 

@@ -30,7 +30,7 @@ class Jobs:
     gpus: Floats  #: number of GPUs: whole numbers >= 1, or a fraction of one GPU below 1
     duration_s: Floats  #: run time alone at the GPU-proportional share, seconds
     iterations: Floats  #: amount of work in training iterations; given instead of, or in addition to, duration_s
-    model: Names  #: str, name of a profile
+    model: Names  #: str, the job's model, which is the name of a profile
     tenant: Names  #: str
     priority: Ints  #: a job with a larger priority runs first
     cpus: Floats  #: most CPU cores that the whole job can use; NaN: from its profile
@@ -74,7 +74,8 @@ class Trace:
     jobs: Jobs
     source: str
     left_out: dict[str, int] = field(default_factory=dict)  #: reason -> rows
-    remarks: list[str] = field(default_factory=list)  #: sentences, such as "1,203 rows were out of order and sorted"
+    #: remarks for the user as sentences, such as "1,203 rows were out of order and sorted"
+    remarks: list[str] = field(default_factory=list)
     seed: int | None = None
     #: returns a job's line in the file from its id
     line_of: Callable[[str], int | None] = field(default=lambda job: None)

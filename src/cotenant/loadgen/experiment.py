@@ -96,8 +96,7 @@ def shipped() -> dict[str, str]:
 
 def read_experiment(name: str, changes: Mapping[str, Any], rate: str = "x1") -> Experiment:
     """Read an experiment file, or a shipped one by name. `changes`: values that replace keys of the file; `rate`: a
-    factor
-        on the planned and sent rates.
+    factor on the planned and sent rates.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.exists():

@@ -244,7 +244,7 @@ class GrpcTransport:
             self.where[index] = (channel, stream)
 
     def ended(self, channel: Channel, stream: Stream) -> None:
-        """Handle the answer of a call."""
+        """Handle the answer of a call, whose stream has ended."""
         index, svc = channel.calls.pop(stream.number, (-1, 0))
         if index < 0 or self.where.pop(index, None) is None:
             self.loop.stray += 1

@@ -279,7 +279,7 @@ class HttpTransport:
         return self.payloads[svc].request(index)
 
     def answered(self, connection: Connection, answer: _Answer) -> None:
-        """Handle a complete answer on a connection."""
+        """Handle a complete answer to the connection's request."""
         index, svc = connection.index, connection.svc
         if index == FREE:
             self.loop.stray += 1

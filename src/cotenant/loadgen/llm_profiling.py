@@ -25,9 +25,8 @@ TOKENS = 32  # number of tokens of an answer between which times are measured
 
 @dataclass(frozen=True)
 class Cell:
-    """Requests that are sent at once: `batch` prompts of `prompt` tokens. The time to the first token of a single
-    request
-        measures prefill; the intervals between tokens measure decode.
+    """Requests that are sent to an engine at once: `batch` prompts of `prompt` tokens. The time to the first token of a
+    single request measures prefill; the intervals between tokens measure decode.
     """
 
     prompt: int
@@ -101,9 +100,8 @@ def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
 
 
 def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:
-    """Seconds per token while all requests decode: the median over requests of the interval between each one's first
-    and
-        last token in that period; if the period is too short, over the whole time of the request.
+    """Return the seconds per token while all requests decode: the median over requests of the interval between each
+    one's first and last token in that period; if the period is too short, over the whole time of the request.
     """
     found = []
     for own in stamps:

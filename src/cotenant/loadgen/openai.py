@@ -173,7 +173,7 @@ class _Answer:
                 self._token(text)
 
     def on_message_complete(self) -> None:
-        """Handle the end of the response."""
+        """Handle the end of the response to the connection's request."""
         self.ended = True
 
 

@@ -18,8 +18,7 @@ MAX_CLIENTS = 100_000
 @dataclass(frozen=True)
 class LoadService:
     """One service under load. `rates_rps`: one rate, or several that alternate cyclically, one per `step` seconds;
-    empty for
-        closed loops and traces as recorded. `slo_ms` None: no answer is late.
+    empty for closed loops and traces as recorded. `slo_ms` None: no answer is late.
     """
 
     name: str
@@ -58,9 +57,8 @@ class Schedule:
 def build_schedule(
     services: Sequence[LoadService], duration_s: float, seed: int, step_s: float = 20.0, as_recorded: bool = False
 ) -> Schedule:
-    """Draw the requests of `duration_s` seconds. Each service has its own random stream, so that its requests do not
-    change
-        when other services are added or removed.
+    """Draw the requests of a load test of `duration_s` seconds. Each service has its own random stream, so that its
+    requests do not change when other services are added or removed.
     """
     if not math.isfinite(duration_s) or duration_s <= 0:
         raise InputError(f"duration must be above 0 s, not {duration_s:g} s", field="duration")

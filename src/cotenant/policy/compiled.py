@@ -68,18 +68,18 @@ def is_compiled() -> bool:
     return CACHED and any(cache_folder().rglob("kernel.advance*.nbc"))
 
 
-# compiler options of ordinary compiled functions
+# options with which numba compiles ordinary functions
 jit: Any = numba.njit(cache=CACHED, nogil=True)
 
 # The kernels of training simulation allocate nothing, so they are compiled without reference counting (_nrt). Counting
 # took four fifths of the time of a decision, because each array that was taken out of a tuple was counted up and down.
 _BARE: Any = {"cache": CACHED, "nogil": True, "no_cfunc_wrapper": True, "_nrt": False}
-# compiler options of compiled functions that Python calls
+# options with which numba compiles functions that Python calls
 bare: Any = numba.njit(**_BARE)
 # Functions that only other kernels call. They are compiled without the wrapper that unpacks Python's arguments, which
 # is most of a small function's code. Calling one from Python crashes, so tests call them through a function under
 # `bare`.
 inner: Any = numba.njit(**_BARE, no_cpython_wrapper=True)
-# compiler options of small functions that run often, for which passing the arrays in tuples would take longer than
-# their work
+# options with which numba compiles small functions that run often, for which passing the arrays in tuples would take
+# longer than their work
 inlined: Any = numba.njit(**_BARE, no_cpython_wrapper=True, inline="always")

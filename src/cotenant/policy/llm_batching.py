@@ -26,7 +26,8 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether all tokens but the one produced last are in the cache, so that the request decodes."""
+        """Whether all tokens but the one produced last are in the cache, so that the request decodes in the next step.
+        """
         return self.computed > 0 and self.total - self.computed == 1
 
 
@@ -100,7 +101,7 @@ class Batcher:
         return Step(tokens, pairs, len(decoding), context)
 
     def end(self) -> list[Token]:
-        """Called when the step is done. Returns the tokens that it produced, in the order of admission."""
+        """Called when the step is done. Returns the tokens that the step produced, in the order of admission."""
         assert self._stepping
         self._stepping = False
         produced, ended = [], set()

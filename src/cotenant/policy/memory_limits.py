@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from cotenant.core.strength import Promise, Prospect, Strength
 
-FIRST_RELEASE = 615  # the first driver release with memory limits
+FIRST_RELEASE = 615  # the first release of NVIDIA's driver with memory limits
 FIRST_KERNEL = "6.14"  # the first Linux release with the dmem controller
 
 
 class GroupLimit(NamedTuple):
-    """A memory limit on a control group."""
+    """A limit on the memory of one GPU that is set on a control group."""
 
     group: Path
     limit_bytes: int

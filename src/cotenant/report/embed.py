@@ -28,11 +28,11 @@ def plotly() -> str:
 def shell(
     title: str, head: str, main: str, parts: Mapping[str, str], data: Any, scripts: Sequence[str], body: str = ""
 ) -> str:
-    """A whole page. `head`: HTML below the title; `main`: the asset with the page's sections, whose {{NAME}} are
-    replaced
-        by `parts`, HTML as well; `data`: input of the `scripts` (assets); `body`: attributes of the body element.
+    """Return a whole page as HTML. `head`: HTML below the title; `main`: the asset with the page's sections, whose
+    {{NAME}} are replaced by `parts`, HTML as well; `data`: input of the `scripts` (assets); `body`: attributes of the
+    body element.
 
-        All names are replaced in one pass, so that a replacement that contains braces is not replaced again.
+    All names are replaced in one pass, so that a replacement that contains braces is not replaced again.
     """
     whole = {
         "title": html.escape(title),

@@ -128,9 +128,10 @@ def _facets(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def opening(runs: list[Run]) -> dict[str, str]:
-    """The condition that a page shows first: the one with the largest ratio between the policies' mean completion
-    times; of
-        equal ones the last. A condition with a single policy is used only if there is no other.
+    """Return the condition (options of a run) that a page shows first: the one with the largest ratio between the
+    policies' mean completion times; of conditions with the same ratio, the last.
+
+    A condition with a single policy is used only if there is no other.
     """
     best, facets = -1.0, dict(runs[0].facets) if runs else {}
     for condition in dict.fromkeys(tuple(run.facets.items()) for run in runs):

@@ -75,9 +75,8 @@ def _counters(record: Record) -> Iterator[dict[str, Any]]:
 
 
 class Lanes:
-    """The GPUs of one node and which are free. A record says how many GPUs a job holds on a node, not which, so the
-    lowest
-        free ones are drawn. Parts of a GPU are drawn as lanes below that GPU.
+    """The GPUs of one node and which of them are free. A record says how many GPUs a job holds on a node, not which, so
+    the free ones with the lowest numbers are drawn. Parts of a GPU are drawn as lanes below that GPU.
     """
 
     PER_GPU = 1000  # number of a lane: gpu * PER_GPU, and for parts of the GPU the numbers after it
@@ -127,7 +126,7 @@ def lane_name(lane: int) -> str:
 
 @dataclass
 class _Stay:
-    """A job's stay on a node, which begins with an event of the record."""
+    """The time that a job stays on a node, which begins with an event of the record."""
 
     gpus: float
     lanes: list[int]

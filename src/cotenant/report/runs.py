@@ -156,7 +156,7 @@ def facet_name(key: str) -> str:
 
 
 def _determined(key: str, by: list[str], conditions: list[dict[str, str]]) -> bool:
-    """Whether the values of the other conditions determine the value of this condition."""
+    """Whether the values of the conditions `by` determine the value of the condition `key` in all runs."""
     seen: dict[tuple[str, ...], str] = {}
     for c in conditions:
         if seen.setdefault(tuple(c.get(other, "") for other in by), c.get(key, "")) != c.get(key, ""):

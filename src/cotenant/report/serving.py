@@ -79,10 +79,11 @@ def service_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def page_data(result: ServingResult) -> dict[str, Any]:
-    """Curves and bars of the page: per service the latency distribution relative to its SLO and attainment in windows;
-    the
-        gpulets of every GPU with the fraction of time that each was busy. A stage of an application is timed as it is
-        judged: from the application's arrival to the time by which the stage must be done.
+    """Return the data of the page's curves and bars: per service the latency distribution relative to its SLO and
+    attainment in windows; the gpulets (parts) of every GPU with the fraction of time that each was busy.
+
+    A stage of an application is timed as it is judged: from the application's arrival to the time by which the stage
+    must be done.
     """
     rows = result.requests
     services = result.scenario.all_services()

@@ -1,4 +1,4 @@
-"""Tables of runs for the terminal."""
+"""Prints tables of runs and their metrics on the terminal."""
 
 from __future__ import annotations
 

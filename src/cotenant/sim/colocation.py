@@ -171,8 +171,8 @@ class ColocationEngine:
         return self.table.event_ns
 
     def _dispatch(self) -> None:
-        """Start the kernels at the heads of the queues: both if they run concurrently, otherwise that of the program
-        (LS or BE) whose time slice it is.
+        """Start the kernels at the heads of the queues: of both programs (LS and BE) if they run concurrently,
+        otherwise that of the program (LS or BE) whose time slice it is.
         """
         busy = {kernel.owner for kernel in self._running}
         if self.scheme.together:
@@ -209,7 +209,7 @@ class ColocationEngine:
     def _arrive(self, at: int) -> None:
         self._waiting.append(at)
         if self._active_since is None:
-            self._active_since = self.now  # from now on latency-sensitive work is active
+            self._active_since = self.now  # latency-sensitive work is active from this moment on
             self._at(self.now + self.table.launch_ns, self._begin)
 
     def _begin(self) -> None:

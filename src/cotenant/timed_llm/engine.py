@@ -91,7 +91,7 @@ class Engine:
             self._changed.notify()
 
     def cancel(self, id_: int) -> None:
-        """Drop a request whose client disconnected."""
+        """Drop a request whose client has disconnected."""
         with self._changed:
             self._batcher.cancel(id_)
 

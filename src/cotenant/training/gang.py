@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Gang:
-    """The ranks of a job (its gang). This class is for a job with a single process."""
+    """The ranks of a job, which stop together. This class is for a job with a single process."""
 
     rank = 0
     world = 1

@@ -56,7 +56,7 @@ class Loop:
         self._seed = seed
         self._attempt = _attempt_given()
         self.step = self.epoch = 0
-        self._batch = 0  # number of the next batch within the epoch
+        self._batch = 0  # number of the next batch of data within the epoch
         self._gang: Gang = Gang()
         self._apart = 0
         self._store: CheckpointStore | None = None

@@ -18,7 +18,7 @@ with needs("torch"):
 
 
 class _Numbered(list[Any]):
-    """The indices of a batch and its number in the epoch."""
+    """The indices of a batch's samples, with the number of the batch in the epoch."""
 
     number: int
 

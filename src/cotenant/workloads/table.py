@@ -99,7 +99,7 @@ class Table:
             raise missing
 
     def leave_out(self, rows: Mask, reason: str) -> None:
-        """Remove rows, and count them under `reason`."""
+        """Remove rows from the table, and count them in `left_out` under `reason`."""
         count = int(rows.sum())
         if count:
             self.left_out[reason] = self.left_out.get(reason, 0) + count
@@ -140,7 +140,7 @@ class Table:
         series = self._frame[name]
         if series.dtype == pl.String:
             series = series.str.strip_chars()
-        # a cast would turn some types, such as dates, into numbers, so these are refused
+        # a cast would turn some types, such as dates, into numbers, so columns of such types are refused
         if series.dtype.is_nested() or series.dtype.is_temporal():
             raise InputError(f"the column holds {series.dtype}, not numbers", file=self.path, field=name)
         try:

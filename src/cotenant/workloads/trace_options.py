@@ -23,12 +23,12 @@ class TraceOptions:
     from_s: float = 0.0  #: keep jobs that arrive at or after this time (s), which becomes 0
     to_s: float = math.inf  #: keep jobs that arrive before this time (s)
     tenants: tuple[str, ...] = ()  #: keep only jobs of these tenants; empty: all
-    max_jobs: int | None = None  #: keep only the first so many jobs
+    max_jobs: int | None = None  #: keep only this many jobs, the first ones
     gpu_counts: str = "all"  #: one of GPU_COUNTS; as-single gives every job one GPU
     only_gpus: tuple[int, ...] = ()  #: keep only jobs of these GPU counts; empty: all
     min_duration_s: float = 0.0
     max_duration_s: float = math.inf
-    rate_scale: float = 1.0  #: 2 makes jobs arrive twice as fast
+    rate_scale: float = 1.0  #: factor on the rate of arrivals: 2 makes jobs arrive twice as fast
     arrivals: str = ""  #: an arrival process, which draws.parse_arrivals reads; empty: the trace's arrivals
     rate_per_s: float | None = None  #: rate of drawn arrivals; None: the trace's own mean rate
     durations: str = ""  #: two-part | two-part-short | lognormal:MEDIAN:SIGMA | trace:F; empty: the trace's durations
@@ -36,6 +36,6 @@ class TraceOptions:
     #: shares of image, language and speech models; empty: only jobs without a model get one
     split: str = ""
     split_mode: str = "overall"  #: one of SPLIT_MODES
-    seed: int = DEFAULT_SEED  #: seed of every part that is drawn
+    seed: int = DEFAULT_SEED  #: seed of every part of the trace that is drawn at random
     time_unit: str = ""  #: time unit of a format that states none (chronus): s | min | h; empty: the format's default
     attempts: str = "sum"  #: philly-json: how a job's duration follows from its attempts, one of ATTEMPTS

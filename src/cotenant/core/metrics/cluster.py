@@ -41,7 +41,7 @@ def capacities(record: Record) -> tuple[float, float, float]:
 
 
 def stranded_gpus(record: Record) -> Floats:
-    """Return the number of stranded GPUs after each round: free GPUs on partly used nodes while jobs wait. A gang that
+    """Return the number of stranded GPUs after each round: free GPUs on partly used nodes while jobs wait. A job that
     needs whole nodes cannot use them.
     """
     rounds = {name: record.rounds[name].to_numpy() for name in ("gpus_held", "gpus_free_whole_nodes", "waiting")}

@@ -18,7 +18,7 @@ class JobMetrics:
     started).
     """
 
-    finish_s: Floats  #: time of completion
+    finish_s: Floats  #: time at which the job was finished
     first_start_s: Floats  #: time at which the job first got GPUs
     rejected: NDArray[np.bool_]
     running_s: Floats  #: seconds for which the job held GPUs; 0 for a job that never ran

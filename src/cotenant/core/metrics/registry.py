@@ -1,4 +1,6 @@
-"""The registry of metrics: name, unit, label and direction. docs/metrics.md has the formulas; a test compares both."""
+"""The registry of metrics: name, unit, label and direction. docs/metrics.md has the formulas; a test checks that both
+list the same metrics.
+"""
 
 from __future__ import annotations
 

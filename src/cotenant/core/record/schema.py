@@ -55,8 +55,8 @@ EVENTS: dict[str, pl.DataType] = {
 
 ROUNDS: dict[str, pl.DataType] = {
     "time_s": pl.Float64(),
-    "running": pl.Int32(),  # number of running jobs
-    "waiting": pl.Int32(),  # number of waiting jobs
+    "running": pl.Int32(),  # number of running jobs after the decision
+    "waiting": pl.Int32(),  # number of waiting jobs after the decision
     "gpus_held": pl.Float64(),
     "gpus_wanted": pl.Float64(),  # number of GPUs that all running and waiting jobs together want
     "gpus_free_whole_nodes": pl.Float64(),  # number of free GPUs on nodes without jobs
@@ -74,8 +74,9 @@ class RunInfo:
     executor: str = "sim"  #: what ran the jobs: sim (simulator) | node | fleet
     seed: int | None = None
     options: dict[str, Any] = field(default_factory=dict)  #: policy and engine options by their command-line names
-    trace: dict[str, Any] = field(default_factory=dict)  #: source, kept, left_out, remarks
-    #: keys: description, nodes, gpus, cpus, memory_bytes, node_gpus
+    #: description of the trace, with the keys source, kept, left_out, remarks
+    trace: dict[str, Any] = field(default_factory=dict)
+    #: description of the cluster, with the keys description, nodes, gpus, cpus, memory_bytes, node_gpus
     cluster: dict[str, Any] = field(default_factory=dict)
     placements: bool = True  #: whether events have nodes; if False, moves are not recorded
     schema_version: int = SCHEMA_VERSION

@@ -61,7 +61,7 @@ class RecordWriter:
         self._last_s = -np.inf
         self._record: Record | None = None
         self._height = 0
-        self._jobs = _frame({}, JOBS)  #: jobs that are not on disk yet
+        self._jobs = _frame({}, JOBS)  #: rows of the jobs table that are not on disk yet
         try:
             self._take_jobs((jobs,) if isinstance(jobs, pl.DataFrame) else jobs)
         except BaseException:

@@ -16,8 +16,8 @@ import numpy as np
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 from cotenant.policy.solver import compressed, solve_milp
 
-# weight in the objective of the mean over all jobs; without this term, GPUs that do not help the worst job could stay
-# idle
+# weight, in the objective, of the mean throughput over all jobs; without this term, GPUs that do not help the worst job
+# could stay idle
 SECOND = 1e-3
 UNSERVED = 1e9  # factor on a job's priority for GPU models on which the job has not run yet
 RESET_S = 1000.0  # the times that jobs have spent on models are reset at most this often, as in the public code

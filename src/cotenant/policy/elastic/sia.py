@@ -68,7 +68,7 @@ class Sia:
     worst_gap: float = 0.0
 
     def decide(self, view: View) -> Decision:
-        """Choose the configuration of every job."""
+        """Choose the configuration (GPU model and number of GPUs) of every job."""
         value = values(view)
         by_prices, bound = choose_by_prices(value, view.options.gpu, view.options.count, view.options.capacity)
         config, reached = by_prices, worth(value, by_prices)

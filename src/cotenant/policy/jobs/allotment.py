@@ -22,7 +22,8 @@ ALLOTMENTS: dict[str, tuple[int, str]] = {
     "optimal": (3, "CPU and memory by a mixed-integer program that maximises total throughput each round"),
 }
 A_PROPORTIONAL, A_GREEDY, A_TUNE, A_OPTIMAL = 0, 1, 2, 3
-A_ELASTIC = 4  # elastic policies choose the demand type and the level of every job themselves
+# value of the allotment under elastic policies, which choose the demand type and the level of every job themselves
+A_ELASTIC = 4
 
 
 @inner
@@ -165,8 +166,8 @@ def _give_less(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Array, placement: int, job: int, tried: int, servers: Any,
     shares: Any,
 ) -> bool:  # fmt: skip
-    """Place a job at level DOWN (the least CPU and memory) after it did not fit at level `tried`, and reduce other jobs
-    to DOWN if necessary.
+    """Place a job at level DOWN (the least CPU and memory) after it did not fit at level `tried`, and reduce the CPU
+    and memory of other jobs to DOWN if necessary.
     """
     typ = jobs[job].type
     if (tried != IDEAL or demand.type[typ].can_shrink) and place(alloc, demand, nodes, placement, job, typ, DOWN):
@@ -201,7 +202,8 @@ def allot(
 
 @inner
 def relevel(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> None:
-    """Change a running job to another level on the GPUs that it has, if all its nodes have the CPU and memory for it.
+    """Change the CPU and memory of a running job to another level on the GPUs that it has, if all its nodes have the
+    CPU and memory for it.
     """
     old = alloc.job[job].level
     if old == level:

@@ -54,8 +54,8 @@ JOB = np.dtype([
     ("type", "i8"),
     ("priority", "i8"),
     ("arrival_s", "f8"),
-    ("total", "f8"),  # number of iterations of the whole job
-    ("done", "f8"),  # number of iterations that are done
+    ("total", "f8"),  # number of training iterations of the whole job
+    ("done", "f8"),  # number of training iterations that the job has done
     ("attained_s", "f8"),  # seconds for which the job has run
     ("last_run_s", "f8"),  # end of the job's last lease; its arrival if it has not run
     ("rank", "i8"),  # position of the job when the jobs were last ordered
@@ -88,7 +88,7 @@ ENTRY = np.dtype([
 
 
 class Demand(NamedTuple):
-    """What each demand type needs, and how fast it runs at each level."""
+    """What each demand type needs, and how fast it runs at each level of CPU and memory."""
 
     type: Array  #: TYPE[T]
     allowed: Array  # bool[T, K]: whether the type accepts the GPUs of this kind of node

@@ -289,7 +289,7 @@ class _Tables:
     def _level(
         self, need: Need, part: int, kind: int, cpu: int, memory: int, fraction: float
     ) -> tuple[list[int], list[int], list[float]]:
-        """Return CPU, memory and seconds per iteration of every level on one kind of node."""
+        """Return CPU, memory and seconds per iteration of a job at every level of allotment on one kind of node."""
         share_cpu, share_memory = _share(self.kinds[kind])
         if part:
             share_cpu, share_memory = share_cpu * part // 1000, share_memory * part // 1000
@@ -341,7 +341,9 @@ class _Tables:
 
 
 def _pad(table: NDArray[np.generic], levels: int) -> NDArray[np.generic]:
-    """Append copies of level DOWN, so that every type has the same number of levels."""
+    """Append copies of level DOWN (the least CPU and memory), so that the tables of all demand types have the same
+    number of levels.
+    """
     if table.shape[0] == levels:
         return table
     return np.concatenate([table, np.repeat(table[DOWN : DOWN + 1], levels - table.shape[0], axis=0)])

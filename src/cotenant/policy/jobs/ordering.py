@@ -201,7 +201,8 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     over the sample `gpu_seconds` and D over the sample's later values.
     """
     sample = np.sort(np.asarray(gpu_seconds, dtype=np.float64))
-    # only values of the sample are used: just before such a value, the index would be a quotient of two rounding errors
+    # the Gittins index is computed only at values of the sample: just before such a value, the index would be a
+    # quotient of two rounding errors
     ends = np.unique(np.quantile(sample, np.linspace(0, 1, points), method="lower"))
     attained = np.unique(np.concatenate([[0.0], ends]))
     index = np.zeros(len(attained))

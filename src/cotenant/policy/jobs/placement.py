@@ -18,7 +18,7 @@ PLACEMENTS: dict[str, tuple[int, str]] = {
     "spread": (2, "one GPU at a time on the emptiest node that fits"),
 }
 FIRST_FIT, CONSOLIDATE, SPREAD = 0, 1, 2
-# placement of elastic policies: like `consolidate`, but a gang that fits on no single node takes whole nodes
+# placement of elastic policies: like `consolidate`, but a job (gang) that fits on no single node takes whole nodes
 FEWEST_NODES: Any = np.int64(3)
 
 

@@ -41,7 +41,7 @@ class Scratch(NamedTuple):
 
     servers: Array  #: i8[N]
     shares: Array  #: i8[N]
-    failed: Array  # bool[T]: in this round, no place was found for a job of the type
+    failed: Array  # bool[T]: whether, in this round, no place was found for a job of the type
     kept: Array  #: ENTRY[E]
     selected: Array  #: i8[J]
     # i8[J]: the other job if this one is the second job on a GPU, -1 if it is not; used by elastic policies
@@ -81,7 +81,7 @@ def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
 @bare
 def gang_prefix(order: Any, n: int, jobs: Any, demand: Demand, gpus: int, selected: Any) -> int:
     """Select, in the given order, the jobs whose GPUs fit into the cluster by number of GPUs alone, skipping those that
-    do not. Returns how many there are.
+    do not. Returns the number of selected jobs.
     """
     milli = gpus * 1000
     found = 0
@@ -181,7 +181,7 @@ def _walk(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place the jobs that do not run yet, in order. Returns how many jobs run."""
+    """Place the jobs that do not run yet, in their order. Returns how many jobs run afterwards."""
     scratch.failed[:] = False
     running = 0
     for i in range(n):
@@ -227,7 +227,7 @@ def _place(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place the jobs order[:n]. Returns how many run."""
+    """Place the jobs order[:n] on the cluster. Returns how many jobs run."""
     if choice.sticky:
         selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
         running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)

@@ -50,7 +50,7 @@ class Occupant:
     resident_bytes: int = 0
     fixed_bytes: int = 0
     can_leave: bool = True
-    used_ns: int = 0  # time at which the tenant last had a turn
+    used_ns: int = 0  # time at which the tenant last had a turn (a time slice of the GPU)
 
     @property
     def missing_bytes(self) -> int:
@@ -120,7 +120,7 @@ class GpuResidency:
         self.occupants.pop(name, None)
 
     def used(self, name: str, now_ns: int) -> None:
-        """Record that the tenant has a turn now."""
+        """Record that the tenant has a turn (a time slice of the GPU) now."""
         if name in self.occupants:
             self.occupants[name].used_ns = now_ns
 
@@ -188,8 +188,8 @@ class GpuResidency:
         return self.rates.seconds(switch.out_bytes, switch.in_bytes)
 
     def floor_ns(self, moved_ns: int) -> int:
-        """Return the minimum length of a turn after moves that took `moved_ns`: moved (1 - f) / f; 0 if no tenant has
-        to be moved again.
+        """Return the minimum length in ns of a turn after moves of memory that took `moved_ns`: moved (1 - f) / f; 0 if
+        no tenant has to be moved again.
         """
         if self.everybody_fits:
             return 0

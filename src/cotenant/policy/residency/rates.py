@@ -10,10 +10,9 @@ LEAST_BYTES = 64 << 20  # smaller moves are not used to measure the rate, becaus
 
 @dataclass
 class MoveRates:
-    """Bytes per second out of the GPU and into it, alone and in each direction while both run; and the fixed time of a
-    move in seconds.
-
-    The defaults are those of one H100 (PCIe 5.0 x16, pinned host memory).
+    """Rates of copies between GPU and host memory: bytes per second out of the GPU and into it, alone and in each
+    direction while both run; and the fixed time of a move in seconds. The defaults are those of one H100 (PCIe 5.0 x16,
+    pinned host memory).
     """
 
     out_bps: float = 52e9

@@ -144,7 +144,9 @@ class Dispatcher:
 
     def expire(self, now_ms: float) -> list[Instruction]:
         """Drop the requests at the heads of queues whose deadline has passed. A gpulet drops late requests when it
-        takes its next batch; this call is for queues from which no gpulet takes a batch for long."""
+        takes its next batch; this call is for queues from which no gpulet (part of a GPU) takes a batch for a long
+        time.
+        """
         for s in range(len(self.services)):
             kernel.expire(self.desk, s, now_ms)
         return self._dropped()
@@ -154,7 +156,7 @@ class Dispatcher:
         return bool(kernel.withdraw(self.desk, self._index[service], request))
 
     def hold(self, gpulet: int) -> None:
-        """Take a gpulet without a worker out of service until `done` is called for it."""
+        """Take a gpulet (part of a GPU) that has no worker out of service until `done` is called for it."""
         self.desk.lets[gpulet]["busy"] = 1
 
     def clear(self, service: str) -> None:

@@ -117,9 +117,8 @@ def read_kernels(path: Path) -> list[KernelWork]:
 
 
 def _cycle(kernels: Sequence[KernelWork], counts: Sequence[int]) -> list[KernelWork]:
-    """One cycle of a program whose launch counts are known but whose order is not: evenly mixed, each kernel as often
-    as
-        its count is a multiple of the smallest count, at most MOST_IN_CYCLE in total.
+    """Return the kernels of one cycle of a program whose launch counts are known but whose order is not. They are
+    evenly mixed, each as often as its count is a multiple of the smallest count, at most MOST_IN_CYCLE in total.
     """
     per_cycle = [count / max(1, min(counts)) for count in counts]
     scale = min(1.0, MOST_IN_CYCLE / sum(per_cycle))

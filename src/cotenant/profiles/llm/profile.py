@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from cotenant.core.errors import InputError
 
-H100_FLOPS = 989e12  # peak rate of dense bf16 arithmetic
+H100_FLOPS = 989e12  # peak rate of an H100's dense bf16 arithmetic, in FLOP/s
 H100_BYTES_PER_S = 3.35e12
 H100_MEMORY = 80 << 30
 USED_MEMORY = 0.9  # fraction of a program's memory that weights and cache may fill

@@ -9,7 +9,8 @@ import numpy as np
 
 from cotenant.core.mig import Geometry
 
-# each further job on the GPU slows the others down by this factor; the public controller's co-location penalty
+# each further job on the GPU slows the others down by this factor: the co-location penalty of the controller of MISO
+# (SoCC 2022)
 MPS_PENALTY = 0.15
 
 

@@ -96,8 +96,8 @@ class ModelProfile:
 
 
 def interpolate(points: Points, batch: int, what: str) -> float:
-    """Return the value at a batch size, linear between the two nearest profiled sizes. Raises InputError outside the
-    profiled range.
+    """Return the value at a batch size, interpolated linearly between the two nearest profiled sizes. Raises InputError
+    outside the profiled range.
     """
     if not points:
         raise InputError(f"{what} is not in the profile")

@@ -59,8 +59,7 @@ class ElasticModel:
 @dataclass(frozen=True)
 class ElasticProfiles:
     """A set of elastic models. `beside[gpu][a, b]`: fraction of its speed alone that model a keeps on one GPU with
-    model b;
-        `price[gpu]`: dollars per GPU and hour.
+    model b; `price[gpu]`: dollars per GPU and hour.
     """
 
     name: str
@@ -79,9 +78,8 @@ class ElasticProfiles:
 
 
 def efficiency(batch: Floats, first_batch: float, noise: float) -> Floats:
-    """Progress per example at a batch relative to that at `first_batch`: (noise + first) / (noise + batch), after
-    Pollux
-        (OSDI'21, equation 7); `noise`: gradient noise scale in examples.
+    """Return the training progress per example at a batch size relative to that at `first_batch`: (noise + first) /
+    (noise + batch), after Pollux (OSDI'21, equation 7); `noise`: gradient noise scale in examples.
     """
     return np.asarray((noise + first_batch) / (noise + batch))
 

@@ -89,7 +89,9 @@ def _cell(axis: Floats, x: float) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Profiles:
-    """A set of model profiles; `classes` maps a class (image, language, speech) to its models, in file order."""
+    """A set of profiles of training jobs' models; `classes` maps a class (image, language, speech) to its models, in
+    file order.
+    """
 
     name: str
     source: str

@@ -48,12 +48,13 @@ class ElasticTables:
     options: Configurations
     models: tuple[str, ...]  #: GPU models, in the order of `options.gpu`
     bases: tuple[Base, ...]
-    rate: Floats  #: [B, P, C] work per second
+    #: [B, P, C]: work per second of jobs of each base (kind of job), in each training phase and configuration
+    rate: Floats
     base: Ints  #: [J]
     total: Floats  #: [J] work
     restart_s: Floats  #: [J]: time of a restart in s; NaN if the profile states none
-    # [B, B, G]: fraction of its speed that a job of the first base keeps if it shares a GPU with a job of the second
-    # base; empty if GPUs are not shared
+    # [B, B, G]: fraction of its speed that a job of the first base (kind of job) keeps if it shares a GPU with a job of
+    # the second base; empty if GPUs are not shared
     beside: Floats
 
     def type_of(self, base: Ints, config: Ints, shared: NDArray[np.bool_]) -> Ints:
@@ -242,7 +243,8 @@ def _beside(bases: list[Base], profiles: ElasticProfiles, models: tuple[str, ...
 
 def _with_halves(demand: Demand, rate: Floats, options: Configurations, beside: Floats) -> Demand:
     """Add demand types for jobs that run on half of a GPU. Each such type has one level for each combination of a
-    training phase and the base of the job on the other half."""
+    training phase and the base (kind) of the job on the other half.
+    """
     b, phases, c = rate.shape
     levels, rows, kinds = demand.amount.shape
     first = demand.type[b:].copy()

@@ -45,7 +45,7 @@ from cotenant.sim.jobs.telling import (
     tell_round,
 )
 
-# reasons for which `advance` returns
+# the reasons for which `advance`, the event loop, returns
 DONE, FLUSH, NEED_CHOICE, NOWHERE = 0, 1, 2, 3
 # the steps of a tick (the start of a lease); after an interruption, the loop continues with the same step
 P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3

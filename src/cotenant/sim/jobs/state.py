@@ -63,8 +63,8 @@ class Run(NamedTuple):
     order: Array  # i8[J]: unfinished jobs, in the order of the last decision
     previous_order: Array  #: i8[J]
     sort_scratch: Array  #: i8[2J]
-    old_entry: Array  # ENTRY[E]: the entries of the previous decision
-    ended: Array  # i8[J]: jobs that finished in the last lease, in the order of their finish times
+    old_entry: Array  # ENTRY[E]: the entries (jobs' parts on nodes) of the previous decision
+    ended: Array  # i8[J]: jobs that finished in the last lease (round), in the order of their finish times
     counters: Array  #: i8[17]
     wanted_gpus: Array  # f8[1]: number of GPUs that unfinished jobs request
 

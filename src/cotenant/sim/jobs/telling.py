@@ -108,7 +108,8 @@ def _pace(w: World, job: int) -> float:
 
 @inlined
 def _moved(alloc: Allocation, progress: Array, old_entry: Array, job: int) -> bool:
-    """Whether a running job has other GPUs than after the previous decision; the order of its nodes is ignored."""
+    """Whether a running job has other GPUs than after the previous decision; the order of the job's nodes is ignored.
+    """
     count = alloc.job[job].count
     moved = count != progress[job].old_count
     if not moved:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cotenant.policy.jobs.arrays import GRANT, NONE, NOT_RUNNING, Array
 from cotenant.sim.jobs.state import C_ACTIVE, C_MORE, C_NEXT, World, make_run
 
-JOBS_AT_ONCE = 1 << 18  # this many arrivals are loaded together
+JOBS_AT_ONCE = 1 << 18  # number of arrivals of jobs that are loaded together
 
 
 class Window:
@@ -36,7 +36,7 @@ class Window:
 
     @property
     def finished(self) -> int:
-        """Return the number of finished jobs."""
+        """Return the number of jobs of the trace that have finished."""
         c = self.world.run.counters
         return int(self._loaded - len(self.rows) + c[C_NEXT] - c[C_ACTIVE])
 
@@ -57,7 +57,7 @@ class Window:
         fresh_jobs, fresh_progress = self._load(self._loaded, last)
         active = int(run.counters[C_ACTIVE])
         kept = np.sort(run.order[:active])
-        # new index of each job; the last element is for NONE, which stays NONE
+        # new index of each job in the arrays; the last element is for NONE, which stays NONE
         place = np.full(len(self.rows) + 1, NONE)
         place[kept] = np.arange(active)
         jobs = np.concatenate([world.jobs[kept], fresh_jobs])

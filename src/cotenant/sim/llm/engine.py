@@ -131,7 +131,7 @@ class _Run:
         self.last = np.full(len(trace), np.nan)
         self.refused = np.zeros(len(trace), bool)
         self.switches: list[Switch] = []
-        # events: (time, order, kind, and two values that depend on the kind)
+        # queue of events: (time, order, kind, and two values that depend on the kind)
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._order = 0
         self._wake_s = math.inf
@@ -146,7 +146,7 @@ class _Run:
         heapq.heappush(self._heap, (at_s, self._order, kind, a, b))
 
     def run(self) -> None:
-        """Run until the last request is answered."""
+        """Run the simulation until the last request is answered."""
         times, which = self.trace.times_s.tolist(), self.trace.model.tolist()
         if self.setup.warm:
             self._warm()

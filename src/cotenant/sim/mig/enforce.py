@@ -53,8 +53,8 @@ class Enforcer:
         first = set(rules.layout) if rules.policy == "static" and rules.layout else set(self.geo.whole)
         mode = Mode.SHARED if rules.policy == "mps" else Mode.MIG
         self.gpus = [GpuState(i, node, set(first), mode=mode) for i, node in enumerate(data.nodes)]
-        # Under the policy static: the free instances in ascending order of size. Among equal ones, those on a lower GPU
-        # come later, because instances are taken from the end.
+        # Under the policy static: the free MIG instances in ascending order of size. Among equally large ones, those on
+        # a GPU with a lower number come later, because instances are taken from the end.
         self.free = sorted((self.slice_size(p), -g.index, p) for g in self.gpus for p in g.instances)
         self.queue: deque[int] = deque()
         # GPUs that a waiting gang (a job of several GPUs) reserves, which jobs behind the gang in the queue may not use

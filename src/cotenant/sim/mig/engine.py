@@ -155,8 +155,8 @@ class PartitionEngine(Enforcer):
         return self.clock.now - self.work.start[job] if job in self._started else 0.0
 
     def admit_static(self, job: int) -> bool:
-        """Place a job on the largest free instance on which it may run. A GPU that a gang (a job of several GPUs) has
-        left first gets its layout back.
+        """Place a job on the largest free instance on which it may run. Before that, a GPU that a gang (a job of
+        several GPUs) has left gets its static layout back.
         """
         for size, index, place in reversed(self.free):
             gpu = self.gpus[-index]

@@ -146,7 +146,8 @@ def kick(R: Run, i: int, now: float) -> None:
 
 @inner
 def arrive(R: Run, s: int, now: float, app: int, client: int, deadline: float) -> None:
-    """Let a request of service s arrive. An idle gpulet starts a batch at once."""
+    """Let a request of service s arrive. If a gpulet (part of a GPU) that serves s is idle, it starts a batch at once.
+    """
     D = R.D
     row = R.cursor[0]
     R.cursor[0] = row + 1
@@ -206,7 +207,8 @@ def complete(R: Run, i: int, now: float) -> None:
     s = D.seats[k].svc
     mask = D.ring.shape[1] - 1
     finish(D, i)
-    # the gpulet is freed first, and starts its next batch, because requests that this batch causes arrive later
+    # this gpulet is freed first, and starts its next batch, because requests that follow from the ended batch arrive
+    # later
     for x in range(n):
         R.rows[x] = D.ring[s, (first + x) & mask].tag
     started = D.lets[i].started

@@ -150,7 +150,8 @@ class TokenEngine:
         tenant.alive = True
         load = tenant.load
         self._obey(self.broker.join(tenant.gpu, load.name, load.share, self.now_ns))
-        self._at(self.now_ns, self._want, tenant)  # not done at once, so that the tenant joins all GPUs of a gang first
+        # the request is not made at once, so that the tenant joins all GPUs of a gang first
+        self._at(self.now_ns, self._want, tenant)
 
     def _die(self, tenant: _Tenant) -> None:
         tenant.alive = False
@@ -174,7 +175,7 @@ class TokenEngine:
             self._obey(self.broker.request(tenant.gpu, tenant.load.name, self.now_ns, burst_ns))
 
     def _work(self, tenant: _Tenant) -> None:
-        """Let the simulated tenant run kernels without a pause, if its turn still allows it."""
+        """Let the simulated tenant run kernels without a pause, if its turn on the GPU still allows it."""
         if tenant.working_ns is not None or not tenant.alive or not tenant.epoch:
             return
         if self.now_ns >= tenant.deadline_ns:
@@ -287,6 +288,6 @@ class TokenEngine:
         return max(tenant.load.idle_release_ns, patience_ns)
 
     def _idle_grant(self, tenant: _Tenant) -> None:
-        """Begin the turn of a gang on a GPU where its process has nothing to do: the process holds the turn until the
-        gang's other processes are done.
+        """Begin the turn of a gang (a tenant of several GPUs) on a GPU where its process has nothing to do: the process
+        holds the turn until the gang's other processes are done.
         """

@@ -33,7 +33,7 @@ class Hardware:
     bias_ns: int = 0
     longest_ns: int = 50_000_000
     set_ns: int = 340_000
-    stop_ns: int = 440_000  # time from the order to stop a group until none of its kernels runs any more
+    stop_ns: int = 440_000  # time from the instruction to stop a channel group until none of its kernels runs any more
     go_ns: int = 350_000
 
 
@@ -44,7 +44,7 @@ class _Group:
     slice_ns: int = DRIVER_SLICE_NS
     enabled: bool = True
     left_ns: int = 0  # remaining GPU time of the group's current work; NEVER_NS: endless
-    came_ns: int = 0  # time at which the current work arrived
+    came_ns: int = 0  # time at which the tenant's current work arrived
     alive: bool = False
     busy_ns: int = 0
     runs: int = 0

@@ -48,7 +48,9 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _requests(path: str, table: Table) -> Trace:
-    """Read requests, failed ones included. The group that sent a request is the tenant, its base model the model."""
+    """Read requests, failed ones included. The group that sent a request is used as the tenant, and the request's base
+    model as the model.
+    """
     status = table.texts("predict_status", optional=True)
     table.leave_out(np.isin(status.astype(str), NOT_FINISHED), "not finished (PENDING or PROCESSING)")
     table.leave_out(table.numbers("exec_time_seconds", least=0, most=MAX_SECONDS) == 0, "without duration")

@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the pods as jobs. Pods without GPUs, never scheduled, or still running are left out.
+    """Read the pods as jobs. Pods that have no GPUs, were never scheduled, or still run are left out.
 
     A list without times (multigpu20) can be read only if options replace both arrivals and durations.
     """

@@ -49,8 +49,8 @@ class TokenTrace:
         return float(self.times_s[-1]) if len(self) else 0.0
 
     def keep(self, rows: np.ndarray, reason: str = "") -> TokenTrace:
-        """Return the requests for which `rows` is true. If a reason is given, the others are counted as left out under
-        it.
+        """Return the requests for which `rows` is true. If a reason is given, the other requests are counted as left
+        out for this reason.
         """
         gone = int(len(self) - rows.sum())
         left = dict(self.left_out)

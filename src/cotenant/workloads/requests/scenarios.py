@@ -60,7 +60,7 @@ def _combinations(models: tuple[str, ...], rates: tuple[float, ...], digits: int
 
 
 def write_scenarios(scenarios: Iterable[tuple[str, list[Row]]], file: IO[str]) -> int:
-    """Write scenarios as CSV. Returns their number."""
+    """Write scenarios as CSV. Returns the number of scenarios."""
     out = csv.writer(file, lineterminator="\n")
     out.writerow(SCENARIO_COLUMNS)
     count = 0

@@ -25,9 +25,9 @@ STEPS = np.int64(7)  # number of bisection steps in a search for the largest req
 
 @bare
 def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
-    """Choose the batches of each GPU for its request rates times the largest factor at which all its gpulets settle;
-    then give each gpulet as much more as its neighbours allow. This is headroom for bursts; the assigned rates do not
-    change.
+    """Choose the batches of each GPU for its request rates times the largest factor at which batches exist that keep
+    all SLOs on all its gpulets (parts of the GPU); then give each gpulet as much more as its neighbours allow. This is
+    headroom for bursts; the assigned rates do not change.
     """
     for g in range(A.shape[0]):
         copy_gpu(A, g, B, SLOT0)
@@ -66,7 +66,7 @@ def grow(T: Tables, A: State, B: State, order: np.ndarray, left: np.ndarray) -> 
 
 @inner
 def has_seat(A: State, g: int, j: int, s: int) -> bool:
-    """Whether service s is on gpulet j (a part) of GPU g."""
+    """Whether service s is on gpulet j of GPU g, one of the parts into which the GPU is divided."""
     for k in range(A[g, j].count):  # noqa: SIM110 - a generator does not compile
         if A[g, j].svc[k] == s:
             return True
@@ -75,7 +75,9 @@ def has_seat(A: State, g: int, j: int, s: int) -> bool:
 
 @inner
 def grow_let(T: Tables, A: State, B: State, g: int, j: int, s: int, left: np.ndarray) -> None:
-    """Try the larger partitions for gpulet j in turn, and keep each that serves more of service s."""
+    """Try the larger partitions for gpulet j (a part of GPU g) in turn, and keep each one with which it serves more of
+    service s.
+    """
     t = T.gpu_type[g]
     for p in range(T.size.shape[1]):
         larger = T.size[t, p].frac > T.size[t, A[g, j].part].frac

@@ -25,8 +25,9 @@ def worst_pressure(profile: ServingProfile, let: Gpulet) -> float:
 
 
 def neighbours(profile: ServingProfile, let: Gpulet, lets: Iterable[Gpulet]) -> list[Gpulet]:
-    """Return the gpulets of a GPU that slow a gpulet down: the others in its MIG instance, unless their times were
-    measured together with its own."""
+    """Return the neighbours that slow a gpulet (part of a GPU) down: the other gpulets in its MIG instance, unless
+    their times were measured together with its own.
+    """
     if profile.partition(let.partition).processes > 1:
         return []
     return [x for x in lets if x is not let and x.gpu == let.gpu and x.instance == let.instance]
@@ -40,7 +41,9 @@ def work_ms(profile: ServingProfile, let: Gpulet, beside: Sequence[Gpulet]) -> f
 
 
 def problems(plan: ServingPlan, services: Sequence[Service], gpus: Gpus, slack: float = 1.0) -> list[str]:
-    """Return what is wrong with a plan, one sentence each; empty if it is valid. `slack` multiplies every SLO."""
+    """Return what is wrong with a serving plan, one sentence for each fault; empty if it is valid. `slack` multiplies
+    every SLO.
+    """
     by_name = {s.name: s for s in services}
     by_gpu: dict[int, list[Gpulet]] = defaultdict(list)
     for let in plan.gpulets:
@@ -94,7 +97,7 @@ def _gpu_problems(
 
 
 def _instance_problems(lets: Sequence[Gpulet], services: Mapping[str, Service], profile: ServingProfile) -> list[str]:
-    """Return what is wrong with the gpulets of one MIG instance, or of a GPU without MIG."""
+    """Return what is wrong with the gpulets (parts of a GPU) of one MIG instance, or of a GPU without MIG."""
     out = []
     sizes = [profile.partition(let.partition) for let in lets]
     if sum(p.share for p in sizes) > 1 + 1e-9:

@@ -18,7 +18,9 @@ TOL = 1.0 + 1e-9
 
 @inner
 def may_fit(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> bool:
-    """Whether the demand may fit on GPUs of these counts; False if one of the price vectors proves that it does not."""
+    """Whether this number of GPUs of each type may serve the demand; False if one of the price vectors proves that it
+    does not.
+    """
     for i in range(prices.shape[0]):
         value, most = 0.0, 0.0
         for s in range(demand.shape[0]):
@@ -52,8 +54,9 @@ def open_node(
     caps: np.ndarray, kind: np.ndarray, group: np.ndarray, largest: np.ndarray, price: np.ndarray, rest: np.ndarray,
     counts: np.ndarray, score: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute the score of every pattern that serves the service with the greatest need: the value of the demand that
-    it would serve. The other patterns get -1."""
+    """Compute the score of every pattern (way to divide a GPU) that serves the service with the greatest need: the
+    value of the demand that it would serve. The other patterns get -1.
+    """
     urgent, need = 0, -1.0
     for s in range(rest.shape[0]):
         if rest[s] > 0.0 and rest[s] / largest[s] > need:
@@ -85,10 +88,11 @@ def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int
 
 @inner
 def space_needed(rest: np.ndarray, solo: np.ndarray, frac: np.ndarray, cost: np.ndarray) -> float:
-    """Return a lower bound on the number of GPUs for the remaining demands. Each demand is served either by one gpulet,
-    at least as large as the smallest that can serve it alone, or by two or more. solo (S, P): requests/s of a service
-    alone on a partition; frac (P): size of the partitions as fractions of a GPU, ascending; cost (S): least fraction of
-    a GPU per request/s. P is 0 if the GPU types differ; then the bound is 0."""
+    """Return a lower bound on the number of GPUs for the remaining demands. Each demand is served either by one gpulet
+    (part of a GPU), at least as large as the smallest that can serve it alone, or by two or more. solo (S, P):
+    requests/s of a service alone on a partition; frac (P): size of the partitions as fractions of a GPU, ascending;
+    cost (S): least fraction of a GPU per request/s. P is 0 if the GPU types differ; then the bound is 0.
+    """
     total = 0.0
     if frac.shape[0] == 0:
         return total
@@ -136,7 +140,8 @@ def cover(
     solo: np.ndarray, frac: np.ndarray, cost: np.ndarray, demand: np.ndarray, counts: np.ndarray, chosen: np.ndarray,
     budget: int,
 ) -> int:  # fmt: skip
-    """Fill `chosen` with patterns (one for each GPU, -1: not used) that serve `demand` with `counts` GPUs of each type.
+    """Fill `chosen` with patterns, ways to divide a GPU (one for each GPU, -1: not used) that serve `demand` with
+    `counts` GPUs of each type.
 
     caps (C, S), kind (C): the capacities and the GPU type of each pattern; group as in `last_gpu`; limits (3, S): the
     most that a service gets from a whole GPU, from a gpulet beside another service's, and from any pattern; prices (L,

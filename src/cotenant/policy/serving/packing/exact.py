@@ -15,10 +15,11 @@ from cotenant.policy.solver import compressed, solve_milp
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proven about serving the request rates with these GPUs. `factor`: no plan, with or without shared
-    gpulets, serves more than this factor of the rates. `chosen`: the patterns of a plan that was found, or None.
-    `status`: found; infeasible (by the factor, or after a search of all patterns); alone-infeasible (no plan with one
-    model on each gpulet exists; one with shared gpulets may exist up to the factor); or undecided (the time ran out).
+    """What was proven about serving the request rates with these GPUs. `factor`: no plan, with or without gpulets
+    (parts of GPUs) that several models share, serves more than this factor of the rates. `chosen`: the patterns of a
+    plan that was found, or None. `status`: found; infeasible (by the factor, or after a search of all patterns);
+    alone-infeasible (no plan with one model on each gpulet exists; one with shared gpulets may exist up to the factor);
+    or undecided (the time ran out).
     """
 
     factor: float
@@ -41,8 +42,9 @@ def rate_factor(table: CoverTable, rates: np.ndarray, counts: np.ndarray) -> flo
 
 
 def prove(table: CoverTable, rates: np.ndarray, counts: np.ndarray, time_limit_s: float, spare: float) -> Proof:
-    """Bound the rates, then search for the fewest GPUs with one model on each gpulet that serve `spare` times the rates
-    (a MILP over patterns)."""
+    """Bound the rates, then search for the fewest GPUs that serve `spare` times the rates with one model on each gpulet
+    (part of a GPU), by a mixed-integer program over patterns, the ways to divide a GPU.
+    """
     factor = rate_factor(table, rates, counts)
     if factor < 1 - 1e-9:
         return Proof(factor, "infeasible")
