@@ -64,7 +64,7 @@ class Occupant:
 
 
 class Victim(NamedTuple):
-    """A tenant from which `size` bytes are evicted."""
+    """A tenant that is evicted from a GPU in part or completely: `size` bytes of its memory."""
 
     tenant: str
     size: int
@@ -72,8 +72,8 @@ class Victim(NamedTuple):
 
 @dataclass(frozen=True)
 class Switch:
-    """The moves needed so that `tenant` can run, or allocate `in_bytes` more. If `short_bytes` is above 0, that is
-    impossible.
+    """The moves of memory that are needed so that `tenant` can run on the GPU, or allocate `in_bytes` more. If
+    `short_bytes` is above 0, that is impossible.
     """
 
     tenant: str
@@ -89,8 +89,8 @@ class Switch:
 
 @dataclass
 class GpuResidency:
-    """The sizes of all tenants on one GPU, and decisions about them. The caller keeps the sizes current and executes
-    the moves.
+    """The sizes of the memory of all tenants on one GPU, and decisions about which of it is resident. The caller keeps
+    the sizes current and executes the moves.
     """
 
     capacity_bytes: int
@@ -139,14 +139,16 @@ class GpuResidency:
         return wanted <= self.capacity_bytes - self.overhead_bytes
 
     def ran_short(self, short_bytes: int) -> None:
-        """Called when the GPU had less free memory than the sizes of tenants and overhead say, by at least that much.
+        """Increase the overhead, because the GPU had less free memory than the sizes of tenants and overhead say, by at
+        least that much.
         """
         self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
 
     def driver_says(self, free_bytes: int, not_taken: int = 0) -> None:
         """Update the overhead, which is memory that no account contains, from the free memory that the driver reports.
-        `not_taken`: bytes that the accounts contain but no process has allocated yet. The overhead belongs to others
-        and may change."""
+        `not_taken`: bytes that the accounts contain but no process has allocated yet. The overhead belongs to the
+        driver and other programs, and may change.
+        """
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values()) - not_taken
         others = max(0, self.capacity_bytes - held - free_bytes)
         self.overhead_bytes = min(others + self.margin_bytes, self.capacity_bytes)
@@ -158,8 +160,9 @@ class GpuResidency:
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def switch(self, name: str, *, more_bytes: int = 0, line: Sequence[str] = (), stay: Iterable[str] = ()) -> Switch:
-        """Return the moves needed so that `name` can run, or allocate `more_bytes`. `line`: the next tenants, soonest
-        first; `stay`: tenants that cannot be moved now, because they run or still have work in flight.
+        """Return the moves of memory that are needed so that the tenant `name` can run, or allocate `more_bytes`.
+        `line`: the next tenants, soonest first; `stay`: tenants that cannot be moved now, because they run or still
+        have work in flight.
         """
         me = self.occupants.get(name) or Occupant(name)
         need = me.missing_bytes + more_bytes
@@ -184,7 +187,7 @@ class GpuResidency:
         return sorted(candidates, key=key)
 
     def seconds(self, switch: Switch) -> float:
-        """Return the estimated duration of a switch in seconds."""
+        """Return the estimated duration of a switch between tenants in seconds."""
         return self.rates.seconds(switch.out_bytes, switch.in_bytes)
 
     def floor_ns(self, moved_ns: int) -> int:

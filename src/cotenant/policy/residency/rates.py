@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 BLEND = 0.3  # weight of a new measurement in the running average of a rate
-LEAST_BYTES = 64 << 20  # smaller moves are not used to measure the rate, because most of their time is a fixed cost
+# moves of fewer bytes are not used to measure the rate, because most of their time is a fixed cost
+LEAST_BYTES = 64 << 20
 
 
 @dataclass

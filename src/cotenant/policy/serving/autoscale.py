@@ -77,8 +77,10 @@ FORECASTS: dict[str, Callable[[], Ewma | Trend]] = {"ewma": Ewma, "trend": Trend
 
 @dataclass
 class Autoscaler:
-    """Chooses the number of GPUs to hold. It scales up at once, but down only after `patience` decisions in a row for
-    fewer GPUs, and then to the largest of these numbers; a reduction by less than `margin` of the GPUs is ignored."""
+    """Chooses the number of GPUs that the services should hold. It scales up at once, but down only after `patience`
+    decisions in a row for fewer GPUs, and then to the largest of these numbers; a reduction by less than `margin` of
+    the GPUs is ignored.
+    """
 
     least: int = 1
     most: int = 1_000_000
@@ -87,8 +89,9 @@ class Autoscaler:
     wishes: list[int] = field(default_factory=list)
 
     def decide(self, held: int, needed: Callable[[], int | None]) -> int:
-        """Return the number of GPUs to hold next. `needed`: returns the smallest number of GPUs for the predicted rate;
-        None if even the largest number does not suffice."""
+        """Return the number of GPUs that the services should hold next. `needed`: returns the smallest number of GPUs
+        for the predicted rate; None if even the largest number does not suffice.
+        """
         wish = needed()
         want = self.most if wish is None else min(self.most, max(self.least, wish))
         if want >= held or held - want < self.margin * held:

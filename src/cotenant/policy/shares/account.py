@@ -36,13 +36,13 @@ class Share:
             raise ValueError(f"weight {self.weight} is negative")
 
 
-# kinds of time spans: the tenant held the GPU, held it while no other tenant waited, or was idle
+# kinds of time spans of a tenant: it held the GPU, it held the GPU while no other tenant waited, or it was idle
 HELD, FREE, IDLE = 0, 1, 2
 
 
 class Window:
     """Exact sums over a sliding window of `window_ns`: time in which a tenant held the GPU while others waited, time in
-    which it held it while none waited, and time in which it was idle.
+    which the tenant held the GPU while none waited, and time in which it was idle.
 
     Spans are appended in order of time and do not overlap. Trimming cuts the oldest span at the window's edge, so the
     sums are exact at any instant and cost O(1) amortised. Times passed in must not decrease.
@@ -61,8 +61,8 @@ class Window:
         return self.sums[HELD] + self.sums[FREE]
 
     def add(self, start_ns: int, end_ns: int, kind: int = HELD) -> None:
-        """Append a span: HELD, FREE (the tenant held the GPU while none waited) or IDLE (it did not want the GPU, which
-        gives no claim).
+        """Append a span of time to the window: HELD, FREE (the tenant held the GPU while none waited) or IDLE (it did
+        not want the GPU, which gives no claim).
         """
         if end_ns <= start_ns:
             return
@@ -74,7 +74,7 @@ class Window:
         self.sums[kind] += end_ns - start_ns
 
     def trim(self, now_ns: int) -> None:
-        """Remove what lies before the window that ends now."""
+        """Remove the spans, or parts of spans, before the window that ends now."""
         edge = now_ns - self.window_ns
         spans = self.spans
         while spans and spans[0][0] < edge:
@@ -145,8 +145,8 @@ class Account:
     served: float = 0.0
     idle_since_ns: int | None = None
     gap_ns: int = 0  # duration of the tenant's last idle time
-    turn_start_ns: int | None = None  # start of the current turn; None: the tenant does not hold the GPU
-    # time since which other tenants have waited for the end of the current turn; None: none waits
+    turn_start_ns: int | None = None  # start of the tenant's current turn; None: the tenant does not hold the GPU
+    # time since which other tenants have waited for the end of the tenant's current turn; None: no other tenant waits
     contended_ns: int | None = None
     turns: int = 0
     held_ns: int = 0
@@ -174,16 +174,16 @@ class Account:
         return 0 if self.contended_ns is None else max(0, now_ns - self.contended_ns)
 
     def held_so_far_ns(self, now_ns: int) -> int:
-        """Return the total time that the tenant has held the GPU, including the current turn."""
+        """Return the total time in ns that the tenant has held the GPU, including the current turn."""
         return self.held_ns + (now_ns - self.turn_start_ns if self.turn_start_ns is not None else 0)
 
     def waited_so_far_ns(self, now_ns: int) -> int:
-        """Return the total time that the tenant has waited for turns, including the current wait."""
+        """Return the total time in ns that the tenant has waited for turns, including the current wait."""
         return self.waited_ns + (now_ns - self.requested_ns if self.waiting else 0)
 
     def used_ns(self, now_ns: int, rate: float) -> float:
-        """Return the time that counts for the rank: time held while others waited, plus `rate` of the rest of the
-        window.
+        """Return the time in ns that counts for the tenant's rank: time held while others waited, plus `rate` of the
+        rest of the window.
 
         Time held while none waited took nothing from others, and idle time gives no claim. Both kinds of time count as
         if the tenant had had exactly its share. So a tenant that arrives or returns has neither a claim nor a debt, and

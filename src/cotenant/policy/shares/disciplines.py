@@ -28,7 +28,7 @@ class QuotaSettings:
     window_ns: int = 10 * SECOND_NS
     idle_credit_ns: int = 250 * MS_NS  # a tenant may make up later for at most this much time in which it was idle
     alone_ns: int = 2 * SECOND_NS  # after this time without other tenants, a tenant's turn has no deadline any more
-    grace_ns: int = 20 * MS_NS  # time from the deadline of a turn until it is revoked
+    grace_ns: int = 20 * MS_NS  # time from the deadline of a tenant's turn until the turn is revoked
     # time after which a revoked turn's GPU is granted to other tenants, although the work of the holder has not ended
     stuck_ns: int = 5 * SECOND_NS
     exclusive_ns: int = 30 * SECOND_NS  # length of a turn (time slice) under the discipline exclusive-turns
@@ -44,7 +44,7 @@ class QuotaSettings:
 
 
 def _rank_request_limit(account: Account, now_ns: int) -> tuple[float, float]:
-    """Rank in Gemini's order: the largest relative deficit first, then the least used time.
+    """Rank a waiting tenant in Gemini's order: the largest relative deficit first, then the least used time.
 
     deficit = (request * W - used) / (request * W), so a smaller used / (request * W) goes first. Tenants at or above
     their request, and those without one, follow by used time. (Source: gem-schd, "Selection"; here less counts as used

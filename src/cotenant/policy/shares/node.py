@@ -30,7 +30,7 @@ class NodeTurns:
         self._gangs: dict[str, tuple[str, ...]] = {}
 
     def configure(self, settings: QuotaSettings, now_ns: int) -> list[Instruction]:
-        """Apply new settings on every GPU."""
+        """Apply new settings of turns on every GPU."""
         self.settings = settings
         out: list[Instruction] = []
         for machine in self.gpus.values():
@@ -57,7 +57,7 @@ class NodeTurns:
         return self._finish(out, now_ns)
 
     def request(self, gpu: str, name: str, now_ns: int, burst_ns: int = 0) -> list[Instruction]:
-        """A tenant wants to run on this GPU. If the tenant is a gang, it then requests all of its GPUs."""
+        """Called when a tenant wants to run on this GPU. If the tenant is a gang, it then requests all of its GPUs."""
         members = self._gangs.get(name)
         if members is None:
             out = self.gpus[gpu].request(name, now_ns, burst_ns)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# a smaller shortfall, as a fraction of the GPU, is normal, since turns do not end exactly when the window ends; of a
-# small request, half of it
+# a smaller shortfall of a share, as a fraction of the GPU, is normal, since turns do not end exactly when the window
+# ends; for a small request, half of the request is normal
 MARGIN = 0.02
 
 
@@ -26,7 +26,9 @@ def part_of(window: Wanted, request: float) -> float:
 
 
 def short_since(before_ns: int | None, now_ns: int, window: Wanted, request: float) -> int | None:
-    """Return since when a tenant gets less than its share; None if it gets enough. `before_ns`: the previous result."""
+    """Return the time since which a tenant gets less than its share; None if it gets enough. `before_ns`: the previous
+    result.
+    """
     if window.got >= part_of(window, request) - min(MARGIN, request / 2):
         return None
     return now_ns if before_ns is None else before_ns

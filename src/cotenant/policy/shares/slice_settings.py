@@ -14,7 +14,9 @@ BRIEF_US = 300
 
 @dataclass(frozen=True)
 class SliceSettings:
-    """Properties of the hardware, and limits of overheads. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
+    """Properties of the hardware's time slices, and limits of their overheads. Times are nanoseconds; measured on an
+    H100 (docs/decisions/0125).
+    """
 
     switch_ns: int = 220_000
     longest_ns: int = 100 * MS_NS  # the hardware keeps time slices of at most this length exactly
@@ -28,7 +30,8 @@ class SliceSettings:
     edge: float = 0.006
     step_ns: int = 200 * MS_NS  # time between two corrections of the tenants' time slices
     first_step_ns: int = 50 * MS_NS  # time from when a tenant begins to work until the first correction of the slices
-    # sum of all slices until the first correction; short enough for many runs, which show whether queues run empty
+    # sum of all tenants' slices until the first correction; short enough for many runs, which show whether queues run
+    # empty
     first_period_ns: int = 12 * MS_NS
     # length of a period of the timetable, in which tenants run one at a time; beside a latency-sensitive tenant, the
     # period is this long for each other tenant

@@ -93,7 +93,7 @@ class GpuTurns:
     # -- requests and releases -------------------------------------------------------------------------------------
 
     def request(self, name: str, now_ns: int, burst_ns: int = 0) -> list[Instruction]:
-        """A tenant wants to launch work. The tenant gets a Grant now or later. A repeated request has no effect."""
+        """Called when a tenant wants to launch work. It gets a Grant now or later. A repeated request has no effect."""
         account = self.accounts[name]
         if burst_ns > 0:
             account.burst_ns = burst_ns

@@ -32,13 +32,13 @@ POINTS = 8
 CYCLES = 32  # for larger sets of services, this many lengths of a cycle of turns are tried
 SMALLEST = 12  # this many services with the least demand are tried in sets of three or more on one instance
 
-# contents of an instance, for each of its gpulets: (partition, services, requests/s)
+# contents of a MIG instance, for each of its gpulets (parts): (partition, services, requests/s)
 Content = tuple[tuple[int, tuple[int, ...], tuple[float, ...]], ...]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One instance of a kind (index into the table's kinds), the requests/s that each service gets from it, and its
+    """One MIG instance of a kind (index into the table's kinds), the requests/s that each service gets from it, and its
     gpulets (the parts that run one process each).
     """
 
@@ -49,7 +49,8 @@ class Column:
 
 class InstanceTable:
     """For GPUs that are divided into MIG instances: the layouts of a GPU, and which one or two services an instance can
-    run. It does not depend on the services' rates, so one table is used for all rates."""
+    run. The table does not depend on the services' rates, so one table is used for all rates.
+    """
 
     def __init__(self, T: Tables) -> None:
         self.T = T
@@ -79,8 +80,9 @@ class InstanceTable:
 
     @property
     def bounds(self) -> bool:
-        """Whether plans with one service on each gpulet give a bound on all plans. They do if no instance holds more
-        than two gpulets."""
+        """Whether plans with one service on each gpulet (part of a GPU) give a bound on all plans. They do if no
+        instance holds more than two gpulets.
+        """
         allowed = self.T.size["allowed"] > 0
         return bool((self.T.size["share"][allowed] > 1 / 3 + 1e-9).all())
 
@@ -113,8 +115,9 @@ class InstanceTable:
         return used <= float(row["mem_gpu"]) * int(slots) / int(row["slots"])
 
     def _ms(self, i: int, p: int) -> np.ndarray:
-        """Return (S, B+1): milliseconds of a batch alone on a partition; inf if it was not profiled, and for a batch of
-        0."""
+        """Return (S, B+1): milliseconds of each service's batch alone on a partition; inf if it was not profiled, and
+        for a batch of 0.
+        """
         t = self.kinds[i][0]
         model = self.T.svc["model"]
         ms: np.ndarray = (self.T.lat[t, model, p] + self.T.cell["over"][t, model]) * self.T.gpu["margin"][t]
@@ -167,8 +170,9 @@ class InstanceTable:
         return out
 
     def _remainders(self, rates: np.ndarray) -> np.ndarray:
-        """Return (S,): what remains of each service's rate if it fills instances of its own, of the cheapest kind,
-        completely."""
+        """Return (S,): what remains of each service's rate if the service fills instances of its own, of the cheapest
+        kind, completely.
+        """
         best = np.zeros(len(rates))
         cost = np.full(len(rates), np.inf)
         for column in self.alone:
@@ -215,8 +219,9 @@ class InstanceTable:
     def fewest(
         self, rates: np.ndarray, counts: np.ndarray, time_limit_s: float
     ) -> tuple[list[Column], np.ndarray] | None:
-        """Return columns, one for each instance, and the number of GPUs of each layout, for the fewest GPUs found; None
-        if no plan was found."""
+        """Return columns, one for each MIG instance, and the number of GPUs of each layout, for the fewest GPUs found;
+        None if no plan was found.
+        """
         least = self._integer(self.alone, rates, counts, time_limit_s, relaxed=True)
         if least is None:
             return None

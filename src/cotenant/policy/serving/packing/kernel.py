@@ -32,8 +32,8 @@ NOWHERE: Any = np.int64(-1)
 
 FEW_SEATS = 4
 
-# One row for each (GPU type, model, batch). over: ms to build a batch; own, other: factors of the interference on the
-# model itself and on a neighbour.
+# One row for each (GPU type, model, batch). over: ms to build a batch; own, other: factors of the slowdown that the
+# model's memory use causes for itself and for a neighbour.
 CELL = np.dtype([("over", "f8"), ("own", "f8"), ("other", "f8")], align=True)
 # One row for each GPU type. lets: largest number of gpulets on a GPU; slots, compute: memory slots and compute slices
 # that all its MIG instances together may take.
@@ -51,17 +51,17 @@ SIZE = np.dtype(
     align=True,
 )  # fmt: skip
 # One row for each service. cost: least fraction of a GPU per request/s; bits: size of a request; group: services may
-# share a gpulet only if their groups are equal.
+# share a gpulet (part of a GPU) only if their groups are equal.
 SVC = np.dtype(
     [("slo", "f8"), ("mem", "f8"), ("bits", "f8"), ("cost", "f8"), ("model", "i8"), ("group", "i8")], align=True
 )
 
 
 def let_rows(seats: int) -> np.dtype:
-    """Return the record of a gpulet while a packing is built; it includes all processes of its partition. part: -1 if
-    the slot is empty; inst: number of its MIG instance on the GPU; rate: requests/s assigned to each seat. The record
-    exists in two sizes (numbers of seats, the places of services), since all functions are compiled for each and a
-    search copies records all the time.
+    """Return the record of a gpulet (part of a GPU) while a packing is built; it includes all processes of its
+    partition. part: -1 if the slot is empty; inst: number of its MIG instance on the GPU; rate: requests/s assigned to
+    each seat. The record exists in two sizes (numbers of seats, the places of services), since all functions are
+    compiled for each and a search copies records all the time.
     """
     most = FEW_SEATS if seats <= FEW_SEATS else MOST_MODELS
     return np.dtype(
@@ -95,14 +95,14 @@ State = np.ndarray  # (N, J): an array of let_rows, with a row for each gpulet o
 
 @inner
 def copy_gpu(a: State, g: int, b: State, h: int) -> None:
-    """Copy GPU g of `a` to GPU h of `b`."""
+    """Copy the state of GPU g of `a` to GPU h of `b`."""
     for j in range(a.shape[1]):
         b[h, j] = a[g, j]
 
 
 @inner
 def clear_gpu(a: State, g: int) -> None:
-    """Empty GPU g."""
+    """Remove all gpulets from GPU g."""
     for j in range(a.shape[1]):
         a[g, j].part = -1
         a[g, j].count = 0
@@ -127,9 +127,9 @@ def batch_ms(T: Tables, t: int, m: int, p: int, b: int, x: float) -> float:
 def try_cycle(
     T: Tables, A: State, g: int, j: int, x: float, cycle: float, slo: float, scale: float
 ) -> tuple[float, float]:
-    """Try a cycle of `cycle` ms for a gpulet: each service on it runs one batch of the requests that arrive in a cycle.
-    Returns the time of all batches in ms (inf if it exceeds the cycle or an SLO) and the pressure (slowdown) that the
-    gpulet causes for its neighbours on the GPU.
+    """Try a cycle of `cycle` ms for a gpulet (part of a GPU): each service on it runs one batch of the requests that
+    arrive in a cycle. Returns the time of all batches in ms (inf if it exceeds the cycle or an SLO) and the pressure
+    (slowdown) that the gpulet causes for its neighbours on the GPU.
     """
     t, p = T.gpu_type[g], A[g, j].part
     top = T.cell.shape[2] - 1
@@ -192,8 +192,8 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
 
 @inner
 def neighbour_pressure(A: State, g: int, j: int) -> float:
-    """Return how much the other gpulets of the same MIG instance slow down gpulet j, as the sum of their pressures; -1
-    if it is alone.
+    """Return how much the other gpulets (parts of the GPU) of the same MIG instance slow down gpulet j, as the sum of
+    their pressures; -1 if it is alone.
     """
     x, others = 0.0, 0
     for i in range(A.shape[1]):
@@ -236,8 +236,8 @@ def first_of_instance(A: State, g: int, j: int) -> bool:
 
 @inner
 def room(T: Tables, A: State, g: int) -> bool:
-    """Whether the gpulets of GPU g stay within its limits of SMs, MIG geometry, number of gpulets, memory and network
-    traffic.
+    """Whether the gpulets (parts) of GPU g stay within its limits of SMs, MIG geometry, number of gpulets, memory and
+    network traffic.
     """
     t = T.gpu_type[g]
     whole, slots, compute, lets, traffic = 0.0, 0, 0, 0, 0.0
@@ -277,8 +277,8 @@ def open_let(T: Tables, A: State, g: int, j: int, p: int) -> None:
 
 @inner
 def settle(T: Tables, A: State, g: int, scale: float) -> bool:
-    """Choose batches for all gpulets of GPU g that keep all SLOs together. Returns False, with the state undefined, if
-    there are no such batches.
+    """Choose batches for all gpulets (parts) of GPU g that keep all SLOs together. Returns False, with the state
+    undefined, if there are no such batches.
     """
     if not room(T, A, g):
         return False
@@ -303,8 +303,8 @@ def settle(T: Tables, A: State, g: int, scale: float) -> bool:
 
 @inner
 def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
-    """Add q requests/s of service s to gpulet j of GPU g, which is created with partition p if the slot is empty.
-    Returns whether batches exist that keep all SLOs of the GPU.
+    """Add q requests/s of service s to gpulet j (a part) of GPU g, which is created with partition p if the slot is
+    empty. Returns whether batches exist that keep all SLOs of the GPU.
     """
     if A[g, j].part < 0:
         open_let(T, A, g, j, p)

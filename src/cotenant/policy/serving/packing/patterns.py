@@ -20,7 +20,7 @@ import numpy as np
 
 from cotenant.policy.serving.packing.kernel import Tables
 
-# the contents of a divided GPU, for each of its gpulets: (partition, service, batch)
+# the contents of a divided GPU, for each of its gpulets (parts): (partition, service, batch)
 Pattern = tuple[tuple[int, int, int], ...]
 
 
@@ -36,7 +36,7 @@ class Options:
         alone = (lat + T.cell["over"][t, m]) * T.gpu["margin"][t]
         ok = (2.0 * alone <= T.svc["slo"][:, None]) & (batches > 0) & np.isfinite(alone)
         if T.gpu["alpha0"][t] <= 1 and not T.cell["own"][t, m].any() and not T.cell["other"][t, m].any():
-            # without interference, a service needs no other batch size than its fastest
+            # without interference from neighbours, a service needs no other batch size than its fastest
             rps = np.where(ok, batches * 1000.0 / np.where(ok, alone, 1.0), 0.0)
             ok &= batches == np.argmax(rps, axis=1)[:, None]
         self.service, self.batch = np.nonzero(ok)
@@ -59,7 +59,7 @@ class Options:
 
 
 def pareto(points: np.ndarray) -> np.ndarray:
-    """Return the indices of the points of an (n, 2) array that no other point dominates."""
+    """Return the indices of the points of an (n, 2) array that no other point exceeds or equals in both coordinates."""
     order = np.lexsort((-points[:, 1], -points[:, 0]))
     best = np.maximum.accumulate(np.concatenate(([-np.inf], points[order, 1]))[:-1])
     return order[points[order, 1] > best]
@@ -87,7 +87,8 @@ def patterns(T: Tables, t: int, parts: Sequence[int]) -> tuple[np.ndarray, list[
         if p > q or T.size["share"][t, p] + T.size["share"][t, q] > 1 + 1e-9:
             continue
         a, b = options[p], options[q]
-        # both arrays have one row for each option of p and one column for each option of q
+        # both arrays have one row for each option (service and batch) of partition p and one column for each option of
+        # q
         rate_a, rate_b = a.beside(b.press), b.beside(a.press).T
         for sa, sb in product(range(S), range(S)):
             ia, ib = np.nonzero(a.service == sa)[0], np.nonzero(b.service == sb)[0]

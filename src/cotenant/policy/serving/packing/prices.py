@@ -18,7 +18,9 @@ PRICES = 48
 
 @dataclass(frozen=True)
 class CoverTable:
-    """Arrays in the form that `cover.cover` takes, and the contents of each pattern."""
+    """Arrays of patterns and prices in the form that `cover.cover` takes, and the contents of each pattern (way to
+    divide a GPU).
+    """
 
     caps: np.ndarray
     kind: np.ndarray

@@ -26,7 +26,7 @@ def left_out(T: Tables, state: State, service: int) -> str:
 
 
 def too_slow(service: Service, gpus: Gpus, *, whole_only: bool) -> str:
-    """Explain why a service's SLO cannot be kept on any partition."""
+    """Explain why a service's SLO cannot be kept on any partition (part of a GPU that one model can have)."""
     best = np.inf
     for profile in gpus.profiles:
         model = profile.model(service.model)

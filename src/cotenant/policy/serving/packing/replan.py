@@ -18,8 +18,9 @@ from cotenant.policy.serving.packing.tables import Gpus
 
 @dataclass(frozen=True)
 class Move:
-    """One step from an old plan to a new one. `kind`: load or unload a service on a gpulet, create or remove a gpulet,
-    or rebatch, which changes the batch or cycle without downtime."""
+    """One step from an old serving plan to a new one. `kind`: load or unload a service on a gpulet (part of a GPU),
+    create or remove a gpulet, or rebatch, which changes the batch or cycle without downtime.
+    """
 
     kind: str
     gpu: int
@@ -40,8 +41,8 @@ def _by_gpu(plan: ServingPlan) -> dict[int, list[Gpulet]]:
 
 
 def _alike(a: Sequence[Gpulet], b: Sequence[Gpulet]) -> float:
-    """Return how well a GPU's new gpulets keep its old ones: 1 for each equal gpulet, less if only the partition is
-    equal.
+    """Return how well a GPU's new gpulets (parts) keep its old ones: 1 for each equal gpulet, less if only the
+    partition is equal.
     """
     same = (_holding(a) & _holding(b)).total()
     sizes = (Counter(x.partition for x in a) & Counter(x.partition for x in b)).total()
@@ -74,12 +75,13 @@ def _place(let: Gpulet) -> tuple[int, int]:
 
 
 def moves(old: ServingPlan, new: ServingPlan) -> list[Move]:
-    """Return what changes from one plan to the next, GPU by GPU."""
+    """Return what changes from one serving plan to the next, GPU by GPU."""
     before, after = _by_gpu(old), _by_gpu(new)
     out = []
     for gpu in sorted(before.keys() | after.keys()):
         was, now = list(before.get(gpu, ())), list(after.get(gpu, ()))
-        # gpulets on equal partitions count as the same one; pairs with the most services in common are matched first
+        # gpulets on equal partitions count as the same one; of these, pairs with the most services in common are
+        # matched first
         pairs = sorted(
             ((len(_services(a) & _services(b)), -i, -j) for i, a in enumerate(was) for j, b in enumerate(now)
              if a.partition == b.partition), reverse=True,
@@ -116,7 +118,8 @@ def disruption(steps: Sequence[Move]) -> int:
 
 def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tuple[ServingPlan, list[Move]]:
     """Return a plan for new rates that disturbs running models little. Plans are tried in this order: the old gpulets
-    with new batches; the old gpulets and new ones; a new plan whose GPUs are renumbered to match the old one.
+    (parts of GPUs) with new batches; the old gpulets and new ones; a new plan whose GPUs are renumbered to match the
+    old one.
     """
     kept = packer.plan(rates_rps, start=old)
     plan = renamed(kept, old, packer.gpus)
@@ -165,6 +168,7 @@ class Sizer:
 def fewest_gpus(
     spec: Spec, gpus: Gpus, services: Sequence[Service], rates_rps: Sequence[float], time_limit_s: float = 5.0
 ) -> ServingPlan:
-    """Return a plan on as few of the GPUs (in order) as the planner needs; if none is feasible, the plan on all
-    GPUs."""
+    """Return a serving plan on as few of the GPUs (taken in order) as the planner needs; if none is feasible, the plan
+    on all GPUs.
+    """
     return Sizer(spec, gpus, services, time_limit_s).fewest(rates_rps)
