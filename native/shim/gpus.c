@@ -54,8 +54,8 @@ static int attach(struct gpu *gpu)
     pthread_mutex_lock(&cot_lock);
     gpu->slot = reply.header.slot;
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
-    /* The agent may have restarted after the contexts were created. It must know of them, since it evicts whole
-     * processes only if they have contexts. */
+    /* The agent may have restarted after the contexts were created. The new agent must know of them, since it evicts
+     * whole processes only if they have contexts. */
     gpu->page_slot->contexts = gpu->contexts;
     gpu->epoch = EPOCH_CLOSED;
     /* another thread may still use the previous agent's page, so launches must take the slow path, which finds the new
@@ -196,7 +196,8 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
         cot_floor_context_gone(gpu, context);
     }
     pthread_mutex_lock(&cot_lock);
-    /* `context` is NULL if a context was announced but could not be created, so there is nothing to subtract */
+    /* `context` is NULL if a context was announced to the agent but could not be created: then no context is
+     * subtracted */
     if (context && gpu->contexts > 0)
         gpu->contexts--;
     bool last = gpu->contexts == 0;

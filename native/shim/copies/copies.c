@@ -29,12 +29,15 @@
 
 #define MOST_NAP_NS 1000000
 #define FEW_PROCESSORS 8
-#define QUICK_NS 400000     /* for pieces that take less time than this, the thread polls without a pause */
+/* for pieces that take less time on the link than this, the waiting thread polls without a pause */
+#define QUICK_NS 400000
 #define LEARNT_BYTES 65536  /* smaller pieces are too short to measure the link's rate by */
 #define STILL_NS 1000000    /* threads poll without a pause only if some copy has made progress within this time */
 /* a piece loses its slot if it takes longer than this and longer than eight times its expected time */
 #define LATE_NS 10000000
-#define EARLY_NS 1000000    /* a copy of rank AHEAD keeps its slot this long while its stream has not reached it */
+/* a copy of a latency-sensitive tenant (rank AHEAD) keeps its slot on the link this long while its stream has not
+ * reached the copy */
+#define EARLY_NS 1000000
 #define LEAD_NS 40000       /* upper estimate of the time from the request of a slot to the piece's first byte */
 
 pthread_mutex_t cot_copy_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -164,7 +167,7 @@ static void learn(struct place *place, const struct copy_record *record, uint32_
     place->mib_ns = place->mib_ns ? (3 * place->mib_ns + took) / 4 : took;
 }
 
-/* Returns the slots of pieces that are done or late. A late piece loses its slot because a stalled copy must not
+/* Gives back the slots of pieces that are done or late. A late piece loses its slot because a stalled copy must not
  * block other tenants; it still counts as issued, so no further piece follows it. */
 static void settle(struct copy_record *record, uint32_t at, uint64_t now)
 {
@@ -184,8 +187,8 @@ static void settle(struct copy_record *record, uint32_t at, uint64_t now)
         note_issued(place, record, record->granted - record->done);
 }
 
-/* Advances a copy of rank AHEAD. Its slot is requested when the program calls the copy, and given back if the stream
- * does not reach the copy within EARLY_NS. Returns true if the copy waits for a slot. */
+/* Advances a copy of a latency-sensitive tenant (rank AHEAD). Its slot is requested when the program calls the copy,
+ * and given back if the stream does not reach the copy within EARLY_NS. Returns true if the copy waits for a slot. */
 static bool advance_ahead(struct copy_record *record, uint32_t at, uint64_t now)
 {
     if (at == 0 && record->granted && now - record->moved_ns > EARLY_NS) {
@@ -210,8 +213,8 @@ static uint64_t due_ns(const struct place *place)
     return place->begun_ns + expected_ns(place, place->on_link_bytes);
 }
 
-/* Returns whether it is too early to issue a second piece. If a copy of rank AHEAD may come, it is too early until
- * the first piece is about to end. */
+/* Returns whether it is too early to issue a second piece. If a copy of a latency-sensitive tenant (rank AHEAD) may
+ * come, it is too early until the first piece is about to end. */
 static bool too_early(const struct copy_record *record, const struct place *place, uint64_t now)
 {
     return place->issued && ahead_are_here(record->link.page, record->direction) && now + LEAD_NS < due_ns(place);

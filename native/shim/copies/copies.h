@@ -16,7 +16,8 @@ struct copy_link {
     uint32_t number;                 /* index of the GPU in this process */
 };
 
-/* a copy's two wait words, on separate cache lines, since the GPU writes one and the host the other */
+/* The two words of host memory by which a copy waits (see copies.c). They are on separate cache lines, since the GPU
+ * writes one and the host the other. */
 struct copy_words {
     uint32_t ready, before_go[15];
     uint32_t go, after_go[15];
@@ -37,7 +38,8 @@ struct copy_record { /* a copy between host and device that has been enqueued bu
     uint64_t before_serial;
     struct copy_ticket tickets[COTENANT_COPY_SLOTS];
     bool taken;
-    bool free_run;                /* the copy runs without slots, because the copies of other tenants wait for it */
+    /* the copy runs without slots, because the copies of other tenants wait for this copy to end */
+    bool free_run;
     bool spent;                   /* the copy lost its slot before its stream reached it */
 };
 

@@ -126,9 +126,9 @@ static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t 
     return true;
 }
 
-/* Returns the piece size for a copy that starts now. It is one chunk if other tenants copy, or if a copy of rank
- * AHEAD may come. Otherwise pieces are larger, which costs less time. Copies of rank AHEAD are not split for the
- * sake of others. */
+/* Returns the piece size for a copy that starts now. It is one chunk if other tenants copy, or if a copy of a
+ * latency-sensitive tenant (rank AHEAD) may come. Otherwise pieces are larger, which costs less time. Copies of rank
+ * AHEAD are not split for the sake of others. */
 static inline uint64_t copy_piece(const struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction], *twin = copy_twin(page, direction);
@@ -204,9 +204,9 @@ static inline uint32_t copy_held_ahead(const struct cotenant_copy_page *page, co
     return held;
 }
 
-/* Finds a free slot for a chunk of a queue. A queue of rank AHEAD ignores the chunks of other ranks that are in
- * flight. A queue of another rank gets no slot while a chunk of rank AHEAD is in flight, whether that chunk is of
- * pinned or pageable memory. */
+/* Finds a free slot for a chunk of a queue. A queue of a latency-sensitive tenant (rank AHEAD) ignores the chunks of
+ * other ranks that are in flight. A queue of another rank gets no slot while a chunk of rank AHEAD is in flight,
+ * whether that chunk is of pinned or pageable memory. */
 static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t direction, bool ahead, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction];
@@ -290,8 +290,8 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
     return true;
 }
 
-/* Ensures that no queue waits longer than COPY_RESCUE_NS, even if its vruntime is wrong because its weight is tiny
- * or because a process has overwritten it. */
+/* Ensures that no queue waits longer than COPY_RESCUE_NS, even if the queue's vruntime is wrong because its weight is
+ * tiny or because a process has overwritten it. */
 static inline void copy_rescue(struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
 {
     struct cotenant_copy_link *link = &page->links[direction];

@@ -1,5 +1,5 @@
-/* The interface for copies between host and device: the wrappers of driver functions and the mover of swapped memory
- * pass their copies to link.c, which splits and schedules them. */
+/* The interface for copies between host and device. The wrappers of driver functions, and the thread that swaps memory
+ * (the mover), pass their copies to link.c, which splits and schedules them. */
 #ifndef COTENANT_HOST_COPY_H
 #define COTENANT_HOST_COPY_H
 

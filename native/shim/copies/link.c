@@ -39,8 +39,9 @@ static struct cotenant_copy_page *map_page(int fd, const struct cotenant_copies 
     return NULL;
 }
 
-/* Requests the copy page from the agent if there is a new connection, or if the process was restored on another GPU.
- * The page of a previous agent stays mapped, and is used until the new one has arrived. */
+/* Requests the copy page (shared memory for scheduling copies) from the agent if there is a new connection, or if the
+ * process was restored on another GPU. The page of a previous agent stays mapped, and is used until the new page has
+ * arrived. */
 static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
 {
     pthread_mutex_lock(&attach_lock);

@@ -152,15 +152,15 @@ static void start_watch(void) /* the caller holds cot_capture_lock, which protec
 
 /* ---- the wait in a stream ---- */
 
-/* Returns the device address of the wait-flag page; 0: not available. The caller holds cot_capture_lock, and no
- * stream is being captured. */
+/* Returns the device address of the wait-flag page, on whose flags streams wait; 0: not available. The caller holds
+ * cot_capture_lock, and no stream is being captured. */
 static CUdeviceptr words(struct floor *floor, CUcontext context)
 {
     struct floor_ahead *ahead = &floor->ahead;
     if (ahead->context == context)
         return ahead->words;
-    /* The page is pinned in one context only. If it were pinned in another one, too, and that context was destroyed,
-     * the page would become invalid while streams wait on it. */
+    /* The wait-flag page is pinned in one context only. If it were pinned in another context, too, and that context was
+     * destroyed, the page would become invalid while streams wait on it. */
     if (ahead->pinned_in && ahead->pinned_in != context)
         return 0;
     void *page = ahead->shown;

@@ -23,7 +23,7 @@
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
 #define GONE_TRIES 1000
-#define LONG_KERNEL_NS 500000         /* waiting for a shorter kernel's end takes less time than preempting it */
+#define LONG_KERNEL_NS 500000         /* a shorter kernel ends in less time than preempting it would take */
 
 /* ---- the clock ---- */
 
@@ -73,8 +73,8 @@ static bool floor_any_raised(const struct cotenant_floor *page)
     return any != 0;
 }
 
-/* Returns the work class of an LS process that is active and has a fresh heartbeat; 0: there is none. If there are
- * several, work_class (that of the BE work) is preferred, because work of the same class is disturbed most. */
+/* Returns the work class of an LS process that is active and has a fresh heartbeat; 0 if none is active. If several
+ * are, work_class (that of the BE work) is preferred, because work of the same class is disturbed most. */
 static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_class, int64_t now_ns)
 {
     uint32_t found = 0;
@@ -173,7 +173,7 @@ static bool may_go(struct floor *floor, struct gpu *gpu, struct work work, int64
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
 }
 
-/* Predicts the end of the oldest batch in flight. The next batch begins then, and is timed from there. */
+/* Predicts the end of the oldest batch in flight. The next batch begins and is timed from the returned time on. */
 static int64_t oldest_ends_ns(struct floor *floor)
 {
     if (floor->oldest == floor->newest)
@@ -222,7 +222,7 @@ static bool has_enough(const struct piece *open, int64_t allowed_ns)
     return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;
 }
 
-/* Returns whether the launch stays within the budget by the state that is known without the driver; if so, counts it. */
+/* Returns whether the launch stays within the budget by what is known without asking the driver; if so, counts it. */
 static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece *open, int64_t ns)
 {
     struct floor_rule rule = current_rule(floor, gpu, floor->stated);

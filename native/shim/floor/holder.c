@@ -23,7 +23,8 @@
 
 struct holder {
     struct cotenant_floor *page;
-    struct cotenant_floor_words *words; /* the wait-flag page; NULL: the agent has none */
+    /* the wait-flag page, on which streams of other processes wait; NULL: the agent has none */
+    struct cotenant_floor_words *words;
     uint32_t index;
     int fd;
     struct work stated; /* the tenant's work class, as the tenant has stated it */

@@ -64,7 +64,7 @@ static void take_kernels(int fd, const struct cotenant_message *reply)
         close(table_fd);
 }
 
-/* Receives the wait-flag page, if the agent announces it. */
+/* Receives the wait-flag page, on whose flags streams wait, if the agent announces it. */
 static struct cotenant_floor_words *take_words(int fd, const struct cotenant_message *reply)
 {
     struct cotenant_floor_reply terms;
@@ -163,7 +163,7 @@ void cot_floor_join(struct gpu *gpu)
     floor->fd = fd; /* stays open: when it closes, the agent knows that this process has ended */
     floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
     floor->in_flight_us = reply.in_flight_us;
-    /* the page of the previous agent stays mapped, since another thread may still use it */
+    /* the gate page of the previous agent stays mapped, since another thread may still use it */
     __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE);
     cot_ahead_move(floor, shown);
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);

@@ -47,7 +47,7 @@ struct floor_ahead {
     struct cotenant_floor_words *before;
     CUcontext context;                /* the context in which `words` is the device address of the wait-flag page */
     CUdeviceptr words;
-    CUcontext pinned_in;              /* the context in which the wait-flag page is pinned */
+    CUcontext pinned_in;              /* the context in which the wait-flag page is pinned as host memory */
     /* the streams into which work was launched recently */
     struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS];
     /* The process used more streams than `streams` has entries; until this time its launches wait on the host. */
@@ -76,7 +76,8 @@ struct floor {
     struct piece pieces[PIECES];
     /* closed batches have the indices [oldest, newest); the batch at newest is open */
     uint32_t oldest, newest;
-    bool have_origin;                 /* the event of batch `origin` has completed, so times can be measured from it */
+    /* the event of batch `origin` has completed, so times of later batches can be measured from it */
+    bool have_origin;
     uint32_t origin;
     /* latest time, by the host's clock, at which the event of `origin` can have completed */
     int64_t origin_ns;

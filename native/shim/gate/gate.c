@@ -288,7 +288,8 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     return GATE_GO;
 }
 
-/* Passes the turn gate on the slow path. The thread cannot be cancelled meanwhile, since it would keep a lock. */
+/* Passes the turn gate on the slow path. The thread cannot be cancelled meanwhile, since a cancelled thread would never
+ * release its lock. */
 enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
 {
     int cancel;

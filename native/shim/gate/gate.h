@@ -64,7 +64,7 @@ struct work {
     uint32_t duration_ns;     /* 0: not known */
 };
 extern HIDDEN bool cot_kernels_known;
-/* the kernel that this thread is launching; set on the slow path only */
+/* the kernel that this thread is launching; set only for launches that take the slow path (cot_gate_slow) */
 extern HIDDEN __thread const struct kernel_shape *cot_launching __attribute__((tls_model("initial-exec")));
 HIDDEN void cot_work_table(int fd, uint32_t count);
 HIDDEN struct work cot_work_now(struct work stated);

@@ -65,8 +65,9 @@ struct call_counts cot_calls_sum(const struct gpu *gpu)
     return sum;
 }
 
-/* Lets a thread launch on the hot path. Another thread may close the turn gate at the same time. It stores
- * EPOCH_CLOSED before it takes the lock: this function either sees that epoch, or cot_calls_close undoes its change. */
+/* Lets a thread use the hot path, the inline part of a launch. Another thread may close the turn gate at the same
+ * time. That thread stores EPOCH_CLOSED before it takes the lock: this function either sees that epoch, or
+ * cot_calls_close undoes its change. */
 void cot_calls_open(struct calls *calls)
 {
     if (fenced)

@@ -288,8 +288,8 @@ static void after_fork_in_child(void)
     cot_swap_reset_after_fork();
 }
 
-/* Connects to the agent. It retries, because the agent may still be starting. Also, an agent that identifies the
- * process by its parent processes may not have registered them yet. */
+/* Connects to the agent. It tries several times: the agent may still be starting, and an agent that identifies the
+ * process by its parent processes may not have registered those yet. */
 static int reach_agent(struct cotenant_hello_reply *terms)
 {
     const char *socket_path = getenv(COTENANT_ENV_SOCKET), *token = getenv(COTENANT_ENV_TOKEN);

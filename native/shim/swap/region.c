@@ -314,8 +314,8 @@ static struct region *allocated_at(CUdeviceptr address, uint32_t *index)
     return (address - region->address) % slab->slot_bytes == 0 && slab->asked[*index] ? region : NULL;
 }
 
-/* Waits until no contents are being moved. Returns false if the process is ending, since the mover ends with it. The
- * caller holds cot_lock. */
+/* Waits until no contents are being moved. Returns false if the process is ending, since the thread that moves them
+ * ends with the process. The caller holds cot_lock. */
 static bool nothing_moves(const struct gpu *gpu)
 {
     while (cot_swap_of(gpu)->moving && !cot_exiting())

@@ -33,7 +33,7 @@ class Gpu:
 
 
 class Clock(Protocol):
-    """Reads how fast a GPU's clock runs."""
+    """Interface of an object that reads how fast a GPU's clock runs."""
 
     def part(self) -> float:
         """Current SM clock as a fraction of the highest. Raises OSError if it cannot be read."""

@@ -25,7 +25,7 @@ WHY = {"power_cap": 0x4, "thermal": 0x20 | 0x40, "slowdown": 0x8 | 0x80}
 
 
 class Memory(NamedTuple):
-    """Memory of a GPU."""
+    """Total and free memory of a GPU in bytes."""
 
     total_bytes: int
     free_bytes: int

@@ -118,7 +118,7 @@ class Driver:
 
 
 def main() -> int:
-    """Execute orders from standard input until it is closed."""
+    """Execute orders for the driver, one per line of standard input, until the input is closed."""
     serve_pipe(lambda: Driver(sys.argv[1]).run)
     return 0
 

@@ -138,7 +138,7 @@ class SwitchLog:
         self._control(self._buffer, ENABLE, bytearray(struct.pack("=BxxxI", 1, 0)))
 
     def _instance(self, uuid: str) -> int:
-        """The driver's number of a GPU."""
+        """Return the number by which the driver knows a GPU."""
         asked = bytearray(UUID_BYTES + 16)
         digits = uuid.removeprefix("GPU-").replace("-", "")
         struct.pack_into(f"={UUID_BYTES}sI", asked, 0, bytes.fromhex(digits), BINARY)

@@ -44,7 +44,8 @@ class _Resource(ctypes.Structure):
 def span(start: float, fraction: float, pieces: int) -> tuple[int, int]:
     """First piece and number of pieces (at least one) for a share of `fraction` that begins at `start`. Both ends are
     rounded to pieces, not the length, so that shares that do not overlap have no pieces in common."""
-    if start + fraction > WHOLE + 2e-9:  # a share that would exceed the last SM ends there and begins earlier
+    # a share that would extend beyond the last SM ends at the last SM and begins earlier instead
+    if start + fraction > WHOLE + 2e-9:
         count = max(1, min(pieces, round(fraction * pieces)))
         return min(pieces - count, round(start * pieces)), count
     first = min(pieces - 1, round(start * pieces))

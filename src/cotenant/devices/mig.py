@@ -234,7 +234,7 @@ def _follow(nvml: Nvml, device: NvmlGpu, rule: Rule, dry_run: bool, beside_runni
     """Apply a rule to one GPU, unless `dry_run`. Returns the steps in words."""
     now = _mode_or_none(nvml, device)
     if not rule.enabled and now is None:
-        return []  # mig-parted's lists turn MIG off on all GPUs, and some GPUs do not have it
+        return []  # mig-parted's lists of rules turn MIG off on all GPUs, and some GPUs do not have MIG
     if not rule.enabled and not now:
         back = set_mode(nvml, device.uuid, False, dry_run=dry_run)["changed"]
         return ["cancel turning MIG on"] if back else []

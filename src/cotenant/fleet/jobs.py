@@ -83,7 +83,7 @@ def spec_from_dict(data: Mapping[str, Any]) -> JobSpec:
 
 
 def check_spec(spec: JobSpec) -> JobSpec:
-    """Validate a spec and return it. Raises InputError for invalid values."""
+    """Validate a job's spec and return it. Raises InputError that names the field with an invalid value."""
     if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
         raise InputError(
             f"{str(spec.name)[:80]!r} is not a job name: 1 to 63 letters, digits, '.', '_' or '-', the first a letter "

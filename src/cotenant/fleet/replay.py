@@ -305,7 +305,7 @@ def _spec(jobs: Jobs, row: int, options: ReplayOptions, *, torch: bool) -> JobSp
 
 
 def timed_command(options: ReplayOptions, model: str, iterations: float, *, torch: bool = False) -> tuple[str, ...]:
-    """Command of a model's pretended job."""
+    """Return the command of the job that stands for a model in the replay."""
     from importlib import resources
 
     shipped = resources.files("cotenant.profiles").joinpath("data/synergy.json")

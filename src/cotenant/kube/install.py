@@ -47,7 +47,7 @@ def put(libraries: dict[str, Path], target: Path) -> Path:
                 _copy(path, folder / name)
         link = target / f".{names.CURRENT}.{os.getpid()}"
         link.unlink(missing_ok=True)
-        # a relative link also works in a container where the folder is mounted at another path
+        # a relative link also works in a container in which the folder is mounted at another path
         link.symlink_to(folder.name)
         link.rename(target / names.CURRENT)
     except OSError as error:

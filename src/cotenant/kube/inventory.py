@@ -1,5 +1,6 @@
-"""The node's resources: the agent's GPUs, the MIG instances, and why any of them cannot be used. Shared between
-threads."""
+"""The node's resources: the agent's GPUs, the MIG instances, and why some of these cannot be used. Shared between
+threads.
+"""
 
 from __future__ import annotations
 

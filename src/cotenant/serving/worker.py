@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(slots=True)
 class Result:
-    """Result of a job: per unit its output tensors, or one sentence saying why there are none."""
+    """Result of a job: for each unit its output tensors, or one sentence that says why it has none."""
 
     executed_ms: float
     answers: list[list[Tensor] | str]
@@ -119,4 +119,4 @@ class WorkerFactory(Protocol):
         """A worker that is not yet started."""
 
     async def close(self) -> None:
-        """Release what the workers shared. Called after all of them have been stopped."""
+        """Release what the workers shared. Called after all workers have been stopped."""

@@ -27,7 +27,9 @@ from cotenant.native.libraries import DRIVER_SHIM
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-LOOK_AGAIN_S = 0.5  # wait this long after a scan that found a new process; a second scan then reports it within 2 s
+# after a scan that found a new unconnected process, the next scan follows after this time, so that the process is
+# reported within 2 s
+LOOK_AGAIN_S = 0.5
 # names of the MPS daemon's and servers' processes begin with this; they use the GPU for their clients. /proc truncates
 # longer names.
 MPS = "nvidia-cuda-mps"

@@ -47,7 +47,7 @@ def _check_key(key: str) -> None:
 
 
 def whole(value: Any, field: str) -> int:
-    """Convert to an integer; JSON may have written it as 200000.0. Raises InputError."""
+    """Convert the value of a setting to an integer; JSON may have written it as 200000.0. Raises InputError."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):

@@ -14,5 +14,5 @@ class InForce:
     """
 
     config: AgentConfig
-    fault: str = ""  # why the newest version of the file, or part of it, is not in effect
+    fault: str = ""  # why the newest version of the configuration file, or part of it, is not in effect
     left_out: dict[str, str] = field(default_factory=dict)  # declared tenant that does not fit on the GPUs -> reason

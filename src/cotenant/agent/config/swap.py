@@ -1,4 +1,4 @@
-"""Parsing of settings about swapping."""
+"""Parsing of the agent's settings about swapping tenants' GPU memory to host memory."""
 
 from __future__ import annotations
 

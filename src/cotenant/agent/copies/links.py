@@ -41,8 +41,9 @@ class Copies:
     def __init__(self, settings: CopySettings) -> None:
         self.settings = settings
         self._pages: dict[str, CopyPage] = {}
-        self._tenants: dict[str, dict[str, Tenant]] = {}  # gpu -> name -> tenant
-        self._queues: dict[str, dict[str, int]] = {}  # gpu -> name -> queue
+        self._tenants: dict[str, dict[str, Tenant]] = {}  # UUID of a GPU -> name -> tenant
+        # UUID of a GPU -> name of a tenant -> number of the tenant's queue on the copy page
+        self._queues: dict[str, dict[str, int]] = {}
         self._participants: dict[tuple[Session, str], int] = {}
         self._numbers = itertools.cycle(range(1, MAX_PARTICIPANTS + 1))
 

@@ -82,7 +82,7 @@ class CopyPage:
             link.queues[queue].weight_milli = round(weight * 1000)
 
     def clear(self, queue: int) -> None:
-        """Reset a queue for a new tenant: it starts at the link's current virtual time."""
+        """Reset a queue for a new tenant: the queue starts at the link's current virtual time."""
         for link in self.layout.links:
             row = link.queues[queue]
             row.seen_ns = row.active_ns = row.bytes = row.chunks = row.waited_ns = row.small = 0

@@ -67,7 +67,7 @@ class CopyQueue:
         self._rule.queue_done(self._page, direction, ctypes.byref(ticket))
 
     def withdraw(self, direction: int) -> None:
-        """Stop waiting for a turn."""
+        """Stop waiting for a turn to copy a chunk."""
         self._rule.queue_withdraw(self._page, direction, self.queue)
 
     def charge(self, direction: int, size: int) -> None:

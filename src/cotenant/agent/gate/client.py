@@ -43,7 +43,7 @@ class Holder(Protocol):
         """Whether another worker's LS work is active."""
 
     def close(self) -> None:
-        """Clear the flag and leave the LS gate."""
+        """Clear the LS-activity flag and leave the LS gate."""
 
 
 class NullFloor:
@@ -184,7 +184,7 @@ class Floor:
             self.lower()
 
     def close(self) -> None:
-        """Clear the flag and leave the LS gate."""
+        """Clear the LS-activity flag and leave the LS gate."""
         self._closed = True
         self.lower()
         with contextlib.suppress(OSError):

@@ -23,7 +23,8 @@ class Listener:
     """Accepts connections to one of the agent's sockets, and passes each in non-blocking mode to `take`."""
 
     def __init__(self, path: Path, mode: int, take: Callable[[socket.socket], None]) -> None:
-        """Listen at `path`; a socket file that a dead agent left there is replaced. Raises WorkError."""
+        """Listen at the path `path`; a socket file that a dead agent left at that path is replaced. Raises WorkError.
+        """
         self._path, self._take = path, take
         self._loop = asyncio.get_running_loop()
         path.unlink(missing_ok=True)

@@ -15,10 +15,10 @@ from cotenant.devices.base import Gpu
 
 
 class Use(enum.Enum):
-    """Where a mechanism may be used."""
+    """The purposes for which a mechanism may be used."""
 
-    TENANT = "tenant"  # tenants of a node's agent
-    SERVICE = "service"  # a server's worker processes
+    TENANT = "tenant"  # shares of tenants of a node's agent
+    SERVICE = "service"  # shares of a server's worker processes
     JOB = "job"  # jobs of the fleet that use a fraction of a GPU
     PROFILE = "profile"  # measurements by `infer` and `profile service`
 
@@ -154,4 +154,4 @@ class Mechanism:
         """
 
     def close(self) -> None:
-        """Stop the daemons that this mechanism started."""
+        """Stop the daemons, such as those of MPS, that this mechanism started."""

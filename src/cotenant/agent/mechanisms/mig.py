@@ -31,7 +31,7 @@ class Mig(Mechanism):
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
         super().__init__(folder, gpus)
-        self._taken: dict[str, str] = {}  # worker -> UUID of its instance
+        self._taken: dict[str, str] = {}  # name of a worker -> UUID of its MIG instance
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
         """Variables that give a worker a free MIG instance of the size that its partition names."""

@@ -125,7 +125,7 @@ class Mps(Mechanism):
         await MpsWatch(self, died).run()
 
     def close(self) -> None:
-        """Quit every daemon and wait until it has ended."""
+        """Quit every MPS daemon and wait until it has ended."""
         for backend in self._backends():
             backend.close()
 

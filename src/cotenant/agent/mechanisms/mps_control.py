@@ -24,7 +24,7 @@ class Abilities:
 
     protocol: int
     multiuser: bool = False  # the MPS daemon can serve clients of several users
-    shareable: bool = False  # SM partitions can lend and borrow
+    shareable: bool = False  # SM partitions can lend SMs to other partitions and borrow SMs from them
     weights: bool = False  # time slices of the MPS servers can have weights
 
 

@@ -70,7 +70,7 @@ class MpsDaemons:
         return "memory at once, the SM percentage for processes started from now on"
 
     def revoke(self, name: str) -> None:
-        """Remove a tenant, and quit the daemon of its GPU if it was the last there."""
+        """Remove a tenant, and quit the MPS daemon of its GPU if the tenant was the last on that GPU."""
         for uuid, daemon in list(self._daemons.items()):
             if name in daemon.tenants:
                 daemon.tenants.discard(name)
@@ -78,7 +78,7 @@ class MpsDaemons:
                     self._quit(uuid)
 
     def has(self, name: str) -> bool:
-        """Whether this backend serves a tenant."""
+        """Return whether this backend (one MPS daemon per GPU) serves a tenant."""
         return any(name in daemon.tenants for daemon in self._daemons.values())
 
     def left_behind(self, gpus: tuple[Gpu, ...]) -> bool:

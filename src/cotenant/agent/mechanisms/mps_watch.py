@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Servers(Protocol):
-    """The MPS servers to watch."""
+    """Interface of a mechanism whose MPS servers are watched."""
 
     def watched(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that currently have an MPS server."""

@@ -63,7 +63,7 @@ class Ledger:
         self._kept.pop((tenant, gpu), None)
 
     def kept_from(self, tenant: str, gpu: str) -> int:
-        """Bytes kept for other tenants on that GPU and not yet used by them."""
+        """Bytes of a GPU that are kept for other tenants and that these tenants do not use yet."""
         kept = [(name, size) for (name, g), size in self._kept.items() if g == gpu and name != tenant]
         return sum(max(0, size - self.used(name, gpu)) for name, size in kept)
 
@@ -175,7 +175,7 @@ class Ledger:
                 self._hold(holding, target, family, holding.held.get((target, family), 0) + size)
 
     def drop(self, process: int) -> dict[str, int]:
-        """Remove a process with everything it held or reserved. Returns bytes freed by GPU."""
+        """Remove a process with everything that it held or reserved. Returns the bytes that became free, by GPU."""
         holding = self._processes.pop(process, None)
         freed: dict[str, int] = {}
         if holding is None:

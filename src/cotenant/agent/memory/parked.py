@@ -23,7 +23,7 @@ class Parked:
     # which part moved the memory off the GPU: swap: the shim in the tenant's processes; checkpoint: the driver
     method: str
     gpus: tuple[str, ...]
-    size: int  # number of bytes that parking freed
+    size: int  # number of bytes of GPU memory that parking freed
     keys: tuple[ProcessKey, ...] = ()
     since: float = field(default_factory=time.time)
     out_s: float = 0.0

@@ -31,8 +31,9 @@ class Residents:
         for uuid, gpu in registry.gpus.items():
             self.gpus[uuid].overhead_bytes = device_of(gpu).overhead_bytes
         self.counts: dict[str, MoveCount] = {}
-        self.switching: dict[str, Switch] = {}  # GPU -> the switch in progress
-        self.last_move_ns = dict.fromkeys(self.gpus, 0)  # GPU -> duration of its last switch
+        # UUID of a GPU -> the switch of memory between tenants that is in progress
+        self.switching: dict[str, Switch] = {}
+        self.last_move_ns = dict.fromkeys(self.gpus, 0)  # UUID of a GPU -> duration of its last switch of memory
         # GPU -> how many evictions of each tenant are going on; a turn granted now would be returned and requested
         # again at once
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}

@@ -124,12 +124,14 @@ class SwapOrders:
             self._open.pop(number, None)
 
     def progress(self, number: int, moved_bytes: int) -> None:
-        """Handle a MOVE_PROGRESS message."""
+        """Handle a process's message that reports the bytes moved so far (MOVE_PROGRESS)."""
         if number in self._open:
             self._open[number][2](moved_bytes)
 
     def done(self, number: int, end: MoveEnd) -> None:
-        """Handle a MOVE_DONE message. After a restart of the agent or a timeout, no order waits for it."""
+        """Handle a process's message that an order is done (MOVE_DONE). After a restart of the agent or a timeout, no
+        order waits for the message.
+        """
         if number in self._open:
             _, future, on_progress = self._open.pop(number)
             on_progress(end.moved_bytes)
@@ -137,7 +139,7 @@ class SwapOrders:
                 future.set_result(end)
 
     def gone(self, session: Session) -> None:
-        """End all orders to a process that has ended."""
+        """End all orders to a process that has ended, since no result of them will come."""
         for number, (giver, future, _) in list(self._open.items()):
             if giver is session:
                 del self._open[number]

@@ -38,7 +38,7 @@ class Applied:
         now = card.memory_limits(group).hard_bytes
         if not near(now, limit_bytes):
             raise OSError(f"{limit_text(limit_bytes)} were set, and the driver then reported {limit_text(now)}")
-        self.limits[key] = now  # the driver may round the limit
+        self.limits[key] = now  # the driver may round the limit that was set
 
     def change(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
         """Set a limit like `set`, but keep the previous limit in force if that fails."""

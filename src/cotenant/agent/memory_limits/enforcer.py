@@ -122,7 +122,8 @@ class MemoryLimits:
         for gpu in tenant.gpus:
             found = self.prospect(gpu, tenant)
             if found.by.at_least(tenant.spec.enforce_memory) and tenant.pids:
-                found = self.of(tenant, gpu)  # a running program stays as it was started
+                # the memory of a running program stays limited as it was when the program started
+                found = self.of(tenant, gpu)
             if not found.by.at_least(tenant.spec.enforce_memory):
                 raise _too_weak(tenant, f"memory on GPU {gpu.index} is limited by the {found.by}: {found.why}")
 
@@ -324,7 +325,7 @@ class MemoryLimits:
         self._watch.forget(tenant)
 
     def _close(self, group: ControlGroup, tenant: Tenant) -> None:
-        """Clear the group's limits when it is empty, also on GPUs that the tenant has left."""
+        """Clear the limits of a control group when it is empty, also on GPUs that the tenant has left."""
         limited = {uuid for path, uuid in self._applied.limits if path == group.path}.union(g.uuid for g in tenant.gpus)
         gpus = tuple(gpu for uuid, gpu in self._registry.gpus.items() if uuid in limited)
         self._closings.add(group, gpus, tenant.name)

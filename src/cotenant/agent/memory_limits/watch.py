@@ -23,7 +23,7 @@ from cotenant.policy.memory_limits import Detected
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-PATIENCE_S = 5.0  # time for the driver to answer
+PATIENCE_S = 5.0  # how long a check waits for the driver's answer
 SHIM_ALONE = "the tenant's memory is limited only by the shim in its processes"
 UNANSWERED = f"whether the tenant's memory limit holds is not known: the driver has not answered for {PATIENCE_S:g} s"
 
@@ -61,11 +61,11 @@ class Watch:
         self._warn, self._sweep = warn, sweep
         self.faults: dict[Key, str] = {}
         self._inside: dict[Path, dict[int, ProcessKey]] = {}
-        self._outside: set[tuple[str, ProcessKey]] = set()  # (tenant, process) already reported
+        self._outside: set[tuple[str, ProcessKey]] = set()  # (tenant, process outside its group) already reported
         self._elsewhere: dict[str, set[ProcessKey]] = {}  # launchers of a tenant that joined from other groups
 
     async def run(self) -> None:
-        """Check as long as the agent runs."""
+        """Check the memory limits once a second as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             wanted = self._wanted()  # the driver is queried in a thread, since the event loop also grants turns
@@ -80,7 +80,7 @@ class Watch:
         self._judge(wanted, self._read(wanted, dict(self._inside)))
 
     def say(self, tenant: Tenant, text: str) -> None:
-        """Warn of a condition, once as long as it persists."""
+        """Warn a tenant of a condition, once as long as the condition persists."""
         if text not in tenant.warnings:
             self._warn(tenant, text)
 
@@ -89,7 +89,7 @@ class Watch:
         self._elsewhere.setdefault(tenant.name, set()).add(processes.key_of(pid))
 
     def forget(self, tenant: Tenant) -> None:
-        """Forget a tenant whose group was released."""
+        """Forget what was reported about a tenant whose control group was released."""
         self._outside = {(name, key) for name, key in self._outside if name != tenant.name}
         self._elsewhere.pop(tenant.name, None)
 

@@ -111,7 +111,7 @@ def _like(word: str, *known: str) -> bool:
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Name of a job's tenant."""
+    """Return the name of the tenant that has a Slurm job's share."""
     return f"slurm-{_number(environment, 'SLURM_JOB_ID')}"
 
 

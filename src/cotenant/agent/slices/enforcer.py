@@ -52,7 +52,8 @@ class _Gpu:
     meter: Meter | None
     timer: asyncio.TimerHandle | None = None
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> the previous reading of the meter of its GPU time
-    totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> GPU time since it joined the GPU
+    # name of a tenant -> GPU time that it used since it joined the GPU
+    totals: dict[str, Usage] = field(default_factory=dict)
     # a channel group could be controlled, so if a later one cannot, the agent warns instead of using turns
     proven: bool = False
     tiny: set[str] = field(default_factory=set)  # tenants whose copy channels also have the shortest time slice
@@ -327,7 +328,7 @@ class SliceEnforcer:
         return bool(working) and all(s.floor_ns and now_ns - s.long_kernel_ns > LONG_KERNEL_AGO_NS for s in working)
 
     def _measure(self, uuid: str, machine: _Gpu, meter: Meter, held: dict[str, list[Held]]) -> None:
-        """Measure the tenants' GPU time and report it to the policy."""
+        """Measure the tenants' GPU time and report it to the policy for time slices."""
         try:
             read = meter.read(
                 [each._replace(run_us=machine.slices.run_us(name)) for name, groups in held.items() for each in groups]

@@ -45,7 +45,7 @@ class SessionGroups:
                 yield self.held(key)
 
     def close(self) -> None:
-        """Close the files of a process that has ended."""
+        """Close the driver's files of a process that has ended."""
         for fd in self.files.values():
             with contextlib.suppress(OSError):
                 os.close(fd)

@@ -57,7 +57,7 @@ class KeeperLink:
             self._send({"drop": number})
 
     def close(self) -> None:
-        """End the keeper, which lets all tenants run."""
+        """End the keeper process, which then lets all tenants run."""
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None

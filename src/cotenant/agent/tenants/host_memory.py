@@ -65,7 +65,7 @@ class HostMemory:
         return self.budget_bytes - sum(self.promised.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """The budget in JSON types, for --json."""
+        """The budget of host memory in JSON types, for --json."""
         return {"budget_bytes": self.budget_bytes, "promised_bytes": dict(self.promised), "left_bytes": self.left_bytes}
 
     def promise(self, tenant: str, size: int) -> None:

@@ -64,7 +64,7 @@ class Orphans:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Stop watching all tenants."""
+        """Stop watching all tenants whose programs have ended."""
         for task in self._tasks:
             task.cancel()
 

@@ -47,7 +47,7 @@ class Registry:
         self._parked = parked
 
     def by_token(self, token: str) -> Tenant | None:
-        """The tenant that has this token."""
+        """Return the tenant to which this token belongs."""
         return self._by_token.get(token)
 
     def by_process(self, pids: Iterable[int]) -> Tenant | None:

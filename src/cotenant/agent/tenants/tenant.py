@@ -145,8 +145,8 @@ class Session:
         self.welcome = False
         self.stranger = True
         self.closed = False
-        self.slots: dict[int, str] = {}  # slot -> GPU UUID
-        self.sms: dict[int, int] = {}  # slot -> SMs that the process sees
+        self.slots: dict[int, str] = {}  # index of a slot on the shared page -> UUID of the slot's GPU
+        self.sms: dict[int, int] = {}  # index of a slot -> number of SMs that the process sees on the slot's GPU
         self.sms_given: dict[int, int] = {}  # slot -> most SMs that its tenant's share allowed when it connected
         self.asking: set[int] = set()
         self.moves: dict[int, MoveState] = {}  # slot -> where the process's swappable memory is now
@@ -191,7 +191,7 @@ class Session:
             self._end_soon("")
 
     def end(self, why: str) -> None:
-        """Close the connection."""
+        """Close the connection to the process."""
         self._end(self, why)
 
     def _end_soon(self, why: str) -> None:
@@ -215,7 +215,7 @@ class Session:
         self._loop.remove_writer(self.socket)
 
     def fail(self, status: Status, text: str, sequence: int = 0, slot: int = NO_SLOT) -> None:
-        """Answer with an ERROR message."""
+        """Answer the process's message with an ERROR message."""
         self.send(wire.pack_text(MessageType.ERROR, status, text, sequence=sequence, slot=slot))
 
     def drop_passed(self) -> None:
@@ -224,7 +224,7 @@ class Session:
             os.close(self.passed.pop())
 
     def close_fds(self) -> None:
-        """Close all descriptors of this connection."""
+        """Close all descriptors of the connection to the process."""
         self.drop_passed()
         if self.pidfd is not None:
             os.close(self.pidfd)

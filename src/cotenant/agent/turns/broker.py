@@ -77,7 +77,7 @@ class Broker:
         self._on_turn = on_turn
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
-        self._holds: dict[str, _Hold] = {}  # gpu -> current turn
+        self._holds: dict[str, _Hold] = {}  # UUID of a GPU -> its present turn
         # (gpu, tenant) -> a revoked turn of which work still runs
         self._stuck: dict[tuple[str, str], _Hold] = {}
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
@@ -394,7 +394,7 @@ class Broker:
             self._arm(gpu)
 
     def close(self) -> None:
-        """Stop all timers."""
+        """Stop all timers of the broker."""
         for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -34,7 +34,7 @@ class History:
         self._number = 0
 
     def turn(self, ended: Ended) -> None:
-        """Record a turn that has ended."""
+        """Record a turn that has ended, in the histograms."""
         self.turns[ended.gpu] += 1
         self.lengths[ended.gpu].observe((ended.end_ns - ended.start_ns) / 1e9)
         self.waits[ended.gpu].observe(ended.waited_ns / 1e9)

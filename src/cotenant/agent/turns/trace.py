@@ -48,7 +48,7 @@ class TurnTrace:
         self._head = _gap(path) + json.dumps(head).encode() + b"\n"
 
     def turn(self, ended: Ended) -> None:
-        """Add a turn to the buffer."""
+        """Add the line of a turn to the buffer."""
         if len(self._lines) >= 200_000:
             self.dropped += 1
             return

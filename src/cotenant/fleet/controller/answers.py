@@ -44,7 +44,7 @@ class Fleet(Protocol):
 
 
 def status(fleet: Fleet) -> dict[str, Any]:
-    """The controller, its nodes and what runs on them."""
+    """Describe the controller, its nodes and what runs on them."""
     table = fleet.table
     held: dict[str, float] = {}
     jobs_on: dict[str, int] = {}
@@ -202,7 +202,7 @@ def log_place(fleet: Fleet, folder: Path, job_id: str, attempt: int | None, rank
 
 
 def story(fleet: Fleet, job_id: str) -> dict[str, Any]:
-    """A job with all its events."""
+    """Describe a job with all its events."""
     found = fleet.store.rows("SELECT row FROM jobs WHERE id=?", (job_id,))
     if not found:
         raise InputError(f"there is no job {job_id!r}", field="ID")

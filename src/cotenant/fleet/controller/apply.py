@@ -214,7 +214,7 @@ def _amounts(assignment: Assignment) -> list[tuple[str, float, int]]:
 
 
 def _ranks(job: Job, place: Place) -> int:
-    """Number of processes on a node."""
+    """Return the number of processes of a job on a node."""
     return 1 if job.spec.processes == "node" or job.spec.shared else max(1, len(place.gpus))
 
 
@@ -243,6 +243,6 @@ def _rank_environment(
 
 
 def log_path(folder: Path, job: Job, n: int, rank: int) -> str:
-    """Path of the output of a rank."""
+    """Return the path of the file with the output of a rank."""
     own = Path(job.spec.job_dir) if job.spec.job_dir else job_folder(folder, job.id)
     return str(own / f"log-{n}-{rank}.txt")

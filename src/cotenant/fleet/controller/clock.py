@@ -38,18 +38,18 @@ class FleetClock:
 
     @property
     def runs(self) -> bool:
-        """Whether the clock is running."""
+        """Return whether the fleet's clock is running."""
         return self._origin_ns is not None
 
     def begin(self) -> None:
-        """Start the clock if it does not run. The next commit saves its state."""
+        """Start the fleet's clock if it does not run. The next commit saves its state."""
         if self._origin_ns is None:
             self._origin_ns = self._monotonic_ns() - round(self.last_s * 1e9)
             self._store.set_meta("origin_ns", str(self._origin_ns))
             self._store.set_meta("boot", self._boot)
 
     def now_s(self) -> float:
-        """Fleet time; never decreases."""
+        """Return the fleet's time in seconds, which never decreases."""
         if self._origin_ns is not None:
             self.last_s = max(self.last_s, (self._monotonic_ns() - self._origin_ns) / 1e9)
         return self.last_s

@@ -107,7 +107,7 @@ class Controller:
         return self._inbox.call(work, timeout_s)
 
     def stop(self) -> None:
-        """End the loop soon; jobs continue until their leases end."""
+        """End the controller's loop soon; jobs continue until their leases end."""
         self._stopping = True
         self._inbox.wake()
 
@@ -203,7 +203,9 @@ class Controller:
             self.close()
 
     def close(self) -> None:
-        """Release all resources; jobs continue. A new leader keeps the connections to nodes."""
+        """Release all resources of the controller; jobs continue. A controller that takes over keeps the connections to
+        nodes.
+        """
         self._inbox.close()
         try:
             self.clock.save()
@@ -232,7 +234,7 @@ class Controller:
         """One iteration of the loop. If the store cannot be written, running jobs continue and leases are extended."""
         try:
             self._observe()
-            if self.fault:  # a disk was full: test whether it accepts writes again
+            if self.fault:  # the disk with the store was full, so test whether it accepts writes again
                 self.clock.save()
                 self.store.commit()
             if self.clock.runs:

@@ -298,7 +298,7 @@ def _name(node: NodeSpec) -> str:
 
 
 def _room(nodes: Sequence[NodeSpec]) -> Counter[str]:
-    """Number of whole GPUs by model."""
+    """Return the number of whole GPUs by GPU model."""
     found: Counter[str] = Counter()
     for node in nodes:
         if node.plain_gpus:

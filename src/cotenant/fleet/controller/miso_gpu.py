@@ -89,7 +89,7 @@ class MisoGpu:
 
     @property
     def jobs(self) -> list[str]:
-        """Jobs on the GPU, in order of arrival."""
+        """The jobs on the GPU, in order of arrival."""
         return list(self.place)
 
     def begin(self, job: str | None, attempts: Mapping[str, int], now_s: float) -> None:

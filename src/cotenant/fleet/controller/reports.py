@@ -185,7 +185,7 @@ class ReportIngest:
             ask_stop(self.table, job, "gang", at_s, min(5.0, job.grace_s(self.grace_s)))
 
     def lost_node(self, node: str, job: Job, now_s: float) -> None:
-        """Mark a node as lost: it does not answer, and all leases granted there have ended."""
+        """Mark a node as lost: the node does not answer, and all leases of jobs on it have ended."""
         if job.attempt is not None and node not in job.attempt.ended:
             self._part_ended(node, job, job.attempt, pages.lost_exit(f"node {node} was lost"), now_s)
 

@@ -26,7 +26,7 @@ class NodeActor:
         self.jobs = NodeJobs(Path(folder), found, patience_s=10.0)
 
     def facts(self) -> dict[str, Any]:
-        """Description of the node."""
+        """Return the description of the actor's node, as plain data."""
         return self.jobs.spec.to_dict()
 
     def exchange(self, epoch: int, number: int, orders: str) -> str:

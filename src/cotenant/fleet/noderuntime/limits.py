@@ -25,7 +25,7 @@ class Cgroup:
         return _write(self.folder / name, str(limit_bytes))
 
     def set_cpus(self, cpus: float) -> None:
-        """Limit CPU time. Does nothing under version 1, where CPU affinity limits it."""
+        """Limit the CPU time of the cgroup. Does nothing under version 1, where CPU affinity limits it."""
         if self.version == 2:
             _write(self.folder / "cpu.max", f"{max(1000, round(cpus * PERIOD_US))} {PERIOD_US}")
 

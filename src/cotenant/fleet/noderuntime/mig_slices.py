@@ -37,7 +37,7 @@ def ensure_instance(nvml: Nvml, gpu: str, wanted: Placement) -> str:
 
 
 class MigSlices:
-    """The slices of one node's jobs."""
+    """The MIG instances of the jobs on one node."""
 
     def __init__(self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control") -> None:
         self._nvml, self._mps = nvml, MpsDaemons(folder, command)

@@ -26,7 +26,7 @@ from cotenant.fleet.noderuntime import limits
 from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, ORDER_FILE, RUNNING, STOPPING, Page
 
 WATCH_S = 1.0
-BESIDE_A_FAILED_S = 2.0  # after a rank has failed, the other ranks may continue for this long
+BESIDE_A_FAILED_S = 2.0  # after a rank of the job has failed, the other ranks may continue for this long
 SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 SHELLS = ("ash", "bash", "busybox", "dash", "fish", "ksh", "mksh", "sh", "zsh")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -50,7 +50,7 @@ class Runner:
         self.asked = ""
         self.deadline_ns = 0  # time at which all remaining processes get SIGKILL
         self.shells: set[int] = set()  # pids of ranks that were shells when the job was asked to stop
-        self.remind_ns = 0  # time at which programs that such a shell still waits for get SIGTERM
+        self.remind_ns = 0  # time at which programs that a rank's shell still waits for get SIGTERM
         self.oom = self.killed = False
         self.error, self.lost = "", False
         self.cpu_s, self.max_rss_bytes = 0.0, 0
@@ -249,7 +249,8 @@ class Runner:
             # one
             if rank not in self.codes or not by_signal:
                 self.codes[rank] = code
-            _kill(-pid, signal.SIGTERM)  # processes that the rank left in its group are of no use without it
+            # processes that the rank left in its process group are of no use without the rank
+            _kill(-pid, signal.SIGTERM)
             if self.codes[rank] != 0 and self.first_failed is None:
                 self.first_failed = rank
                 if self.ranks and not self.asked:

@@ -277,7 +277,7 @@ class Store:
         return list(jobs.values())
 
     def next_row(self) -> int:
-        """Row number for the next job."""
+        """Return the row number that the next job gets."""
         found = self.rows("SELECT MAX(row) FROM jobs")[0][0]
         return 0 if found is None else int(found) + 1
 
@@ -288,7 +288,7 @@ class Store:
 
 
 def is_fleet(folder: Path) -> bool:
-    """Whether a folder is a fleet's."""
+    """Return whether a folder is the folder of a fleet."""
     return (folder / DB_FILE).exists() or (folder / STORE_URL).exists()
 
 

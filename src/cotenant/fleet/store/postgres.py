@@ -86,7 +86,8 @@ class Postgres:
         return StoreError(f"{self.name}: cannot be written: {_first(error)}")
 
     def _in_transaction(self) -> bool:
-        return bool(self.connection.info.transaction_status != 0)  # 0 is the transaction status IDLE
+        # 0 means IDLE, the status of a connection without a transaction
+        return bool(self.connection.info.transaction_status != 0)
 
     def create(self, schema: str) -> None:
         """See Database."""

@@ -47,7 +47,7 @@ class Remark:
 
 @dataclass
 class Wanted:
-    """Intended tenants of one pod, and remarks about it."""
+    """The intended tenants of the containers of one pod, and remarks about the pod."""
 
     orders: list[Order] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)

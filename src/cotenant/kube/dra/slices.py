@@ -125,6 +125,6 @@ def _content(one: Mapping[str, Any]) -> list[Any]:
 
 
 def _counting(one: Mapping[str, Any]) -> list[bool]:
-    """Whether a slice has counters, and which of its devices consume them."""
+    """Return whether a ResourceSlice has counters, and which of its devices consume counters."""
     spec = one["spec"]
     return [bool(spec.get("sharedCounters")), *(bool(d.get("consumesCounters")) for d in spec.get("devices") or ())]

@@ -161,5 +161,5 @@ class ResourcePlugin:
         return answer
 
     def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Does nothing. The kubelet does not call it, since GetDevicePluginOptions does not ask for it."""
+        """Does nothing. The kubelet does not call this method, since GetDevicePluginOptions does not ask for it."""
         return device_plugin.PreStartContainerResponse()

@@ -58,7 +58,8 @@ class PluginState:
     # Returns the (share units, memory units) of the containers on this node that have no devices yet. With the argument
     # True it asks the API server again.
     waiting: Callable[[bool], list[tuple[int, int]]] = lambda fresh: []
-    _half: Allocation | None = None  # the last allocation, as long as its container has not got the other resource
+    # the last allocation, as long as its container has not got units of the other resource (share or memory)
+    _half: Allocation | None = None
     _shown: str | None = None  # GPU whose free units are advertised; None: not chosen yet
 
     def note(self, resource: str, ids: list[str]) -> None:
@@ -108,7 +109,9 @@ class PluginState:
         return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
 
     def _needs(self, resource: str, size: int) -> set[int]:
-        """How many units of the other resource the waiting containers take that take `size` units of this one."""
+        """Return how many units of the other resource (share or memory) those waiting containers take that take `size`
+        units of this resource.
+        """
         mine = int(resource == names.MEMORY_RESOURCE)
         for fresh in (False, True):
             found = {pair[1 - mine] for pair in self.waiting(fresh) if pair[mine] == size}

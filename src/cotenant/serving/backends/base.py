@@ -1,4 +1,4 @@
-"""The interface of a backend. `serving/config/backends.py` lists them."""
+"""The interface of a backend, which runs models in a worker. `serving/config/backends.py` lists the backends."""
 
 from __future__ import annotations
 

@@ -75,8 +75,9 @@ def restrict(
 
 
 def _enforceable(profile: ServingProfile, deployment: Deployment) -> ServingProfile:
-    """A profile with the sizes that workers of the deployment's mechanism can be given: whole instances under MIG, and
-    parts of a GPU without MIG under the others."""
+    """Return a profile that has only the sizes that workers of the deployment's mechanism can be given: whole instances
+    under MIG, and parts of a GPU without MIG under the other mechanisms.
+    """
     instances = deployment.capabilities.instances
     chosen = tuple(
         p for p in profile.partitions

@@ -107,7 +107,8 @@ class Pool:
         waiting = self._waiting[start.service]
         units = [waiting.pop(number) for number in start.requests]
         if any(unit.alone for unit in units):
-            # an item marked `alone` may have killed a worker, so it runs alone, and no other item can fail with it
+            # an item marked `alone` may have killed a worker, so it runs alone, and no other item can fail together
+            # with it
             together = [unit for unit in units if not unit.alone]
             let.parts.extend([together] if together else [])
             let.parts.extend([unit] for unit in units if unit.alone)

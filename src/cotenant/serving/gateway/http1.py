@@ -80,8 +80,9 @@ class Exchange:
         self.connection.flush()
 
     def begin(self, status: int, headers: bytes) -> bool:
-        """Start a streamed answer, continued by `send` and finished by `end` or `cut`. False, with nothing written, if
-        earlier answers of a pipeline are due first, or if there already is an answer.
+        """Start a streamed answer, continued by `send` and finished by `end` or `cut`. Returns False, with nothing
+        written, if answers to earlier requests on the connection are due first, or if this request already has an
+        answer.
         """
         connection = self.connection
         if self.output is not None or not connection.queue or connection.queue[0] is not self:
@@ -368,7 +369,7 @@ class HttpFront:
             connection.expire()
 
     def drain(self) -> None:
-        """Close idle connections; others close after their answers."""
+        """Close idle connections; all other connections close after their answers."""
         self.draining = True
         for connection in list(self.connections):
             if connection.queue:

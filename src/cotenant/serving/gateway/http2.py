@@ -48,7 +48,7 @@ REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 STREAMS, WINDOW, MOST_FRAME = 1024, 4 << 20, 1 << 20
 # number of decoded header blocks that each connection caches, and size in bytes above which a block is not cached
 KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024
-MOST_CONTROL = 10_000  # largest number of control frames without a request or data between them
+MOST_CONTROL = 10_000  # largest number of control frames that may come between two frames with a request or data
 MOST_RESETS = 2 * STREAMS  # a connection is closed if more calls than this were cancelled in excess of those answered
 
 

@@ -37,7 +37,7 @@ def trailers(status: int, message: str, extra: bytes = b"") -> bytes:
 
 
 class Front(Protocol):
-    """The server that accepted a stream's connection, as far as the stream needs it."""
+    """Interface of the server that accepted a stream's connection, as far as the stream needs it."""
 
     @property
     def limits(self) -> HttpLimits:
@@ -53,8 +53,9 @@ class Front(Protocol):
 
 
 class Connection(Protocol):
-    """A stream's connection, as far as the stream needs it. `window`: bytes that may be sent on all streams
-    together."""
+    """Interface of a stream's connection, as far as the stream needs it. `window`: bytes that may be sent on all
+    streams together.
+    """
 
     window: int
     most_frame: int
@@ -232,7 +233,7 @@ class Stream:
             self.connection.transport.write(header_frame(self.number, START, False))
 
     def _whole(self, data: bytes) -> None:
-        """Send the answer of a unary call, in one write if the windows allow it."""
+        """Send the answer of a unary call: in one write if the flow-control windows allow it."""
         connection = self.connection
         size = len(data) + 5
         if size <= connection.most_frame and size <= self.window and size <= connection.window and not self._started:

@@ -151,7 +151,7 @@ class Dispatch:
             self._alarm = loop.call_later(max(0.001, self.policy.wake_s - now_s), self.turn)
 
     def _waiting(self) -> list[Model]:
-        """Resident models with waiting requests. While a model drains before its eviction, it gets none of them."""
+        """Return the resident models that have waiting requests. A model that drains is sent none of its requests."""
         return [self.models[name] for name in self.policy.resident if self.models[name].queue]
 
     def _begin(self, action: Action) -> None:

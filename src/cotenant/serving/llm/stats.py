@@ -46,7 +46,7 @@ class ModelStats:
 
 
 def percentile_ms(values: Sequence[float], fraction: float) -> float | None:
-    """Percentile of recent values in milliseconds; None if there are none."""
+    """Return a percentile of recent values in milliseconds; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -27,7 +27,7 @@ class Decision:
 
     @property
     def unmet(self) -> str | None:
-        """A sentence with the services that get less than was requested; None if there are none."""
+        """Say in a sentence which services get less than was requested; None if all get what they requested."""
         if self.plan.unserved is not None or self.verified is None or self.target is None:
             return self.plan.unserved
         if self.verified.holds(self.target):

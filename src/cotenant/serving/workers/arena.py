@@ -25,7 +25,7 @@ class Arena:
 
     @classmethod
     def create(cls, name: str) -> Arena:
-        """Create an arena; the side that does this owns it."""
+        """Create an arena; the side (gateway or worker) that creates it owns it."""
         fd = os.memfd_create(f"cotenant-{name}", os.MFD_CLOEXEC)
         os.ftruncate(fd, LEAST)
         return cls(fd)

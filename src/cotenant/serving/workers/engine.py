@@ -71,7 +71,8 @@ class Engine:
         return [np.stack([np.asarray(one[k]) for one in each]) for k in range(len(model.info.outputs))]
 
     def resize(self, fraction: float) -> bool:
-        """Use another share from the next batch on. False: a model needs a new process for that."""
+        """Use another share of the GPU from the next batch on. Returns False if a model needs a new process for that.
+        """
         return all(model.resize(fraction) for model in self._models.values())
 
     def run(self, job: Job) -> Result:

@@ -208,7 +208,8 @@ class LocalWorker:
         return Result(executed_ms, answers)
 
     def _closed(self) -> None:
-        """Called when the socket was closed. Waits for the process to end, and reports it."""
+        """Called when the socket to the worker was closed. Waits for the worker's process to end, and reports its end.
+        """
         assert self._channel is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._channel.fileno())

@@ -51,7 +51,7 @@ def settle(cores: tuple[int, ...]) -> None:
 
 
 class Loop:
-    """Reads batches, runs them, and sends the results."""
+    """The loop of the worker process: reads batches from the socket, runs them, and sends the results."""
 
     def __init__(
         self, channel: socket.socket, arena: Arena, engine: Engine, infos: dict[str, ModelInfo],

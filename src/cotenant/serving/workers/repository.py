@@ -28,8 +28,9 @@ class Found:
 
 
 def find(entry: ModelEntry, config: dict[str, Any] | None = None) -> Found:
-    """The model to load for a service. InputError if there is none. `config` replaces the repository's
-    configuration."""
+    """Return the model to load for a service. Raises InputError if there is none. `config` replaces the repository's
+    configuration.
+    """
     if entry.path is None or not entry.path.is_dir():
         if pretends(entry.backend):
             return Found(entry.backend, None, str(entry.version or 1), config or {})
