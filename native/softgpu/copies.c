@@ -4,9 +4,9 @@
 
 #include "softgpu.h"
 
-/* Reserves the next free time span of a copy engine, from not_before_ns on, and returns the end of that span. The
- * end may lie in the past if the process enqueued the copy late. While both directions of the link are busy, each is
- * slower. */
+/* Reserves the next free time span of a copy engine, from not_before_ns on, and returns the end of that span. The end
+ * may lie in the past if the process enqueued the copy late. While copies run in both directions of the link, each
+ * direction is slower. */
 uint64_t soft_reserve_link(int number, int direction, uint64_t not_before_ns, uint64_t bytes)
 {
     struct soft_state *state = soft_state();

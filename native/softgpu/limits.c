@@ -195,8 +195,8 @@ bool soft_within_limits(int device)
     return true;
 }
 
-/* Limits the memory that a process sees. It sees the limit of its own group as the size of the GPU's memory; limits
- * of the groups above that one are not visible to it. */
+/* Limits the memory that a process sees. The process sees the limit of its own control group as the size of the GPU's
+ * memory; limits of the groups above that group are not visible to it. */
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes)
 {
     uint64_t limit[3];

@@ -45,7 +45,7 @@ struct soft_process {
     _Atomic uint32_t managed;      /* the process has allocated managed memory at some time */
     /* memory that the process had on each device when its checkpoint was made; 0 without a checkpoint */
     _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES];
-    /* number + 1 of the device on which the memory was restored; 0: the same device */
+    /* number + 1 of the device on which the memory of each device was restored; 0: its own device */
     _Atomic uint32_t place[SOFT_MAX_DEVICES];
 };
 

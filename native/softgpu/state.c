@@ -339,8 +339,8 @@ uint64_t soft_mps_left(int number)
     return own < limit ? limit - own : 0;
 }
 
-/* Charges memory to this process if enough is free. The bytes are added before they are compared with the limit, so
- * two processes cannot both take the last free memory. */
+/* Charges memory to this process if enough is free. The bytes are added to the sum before the sum is compared with the
+ * limit, so two processes cannot both take the last free memory. */
 bool soft_take_memory(int number, uint64_t bytes)
 {
     soft_pass();

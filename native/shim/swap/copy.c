@@ -241,7 +241,8 @@ static void *populate(void *argument)
             break;
         }
         for (uint64_t at = 0; at < span->bytes; at += 4096)
-            /* touch the page without changing it, since another process may already have stored contents there */
+            /* the page is touched without changing it, since another process may already have stored contents in the
+             * page */
             __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED);
         break;
     }

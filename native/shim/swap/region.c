@@ -128,8 +128,8 @@ static struct region *new_region(struct gpu *gpu, uint64_t asked)
 }
 
 /* Adds a region without memory to the list if its process has no turn: the region gets its memory when the process's
- * other contents are restored, before the next launch. If only_if_away is set, it does so only if other memory of
- * the process is evicted. */
+ * other contents are restored, before the next launch. If only_if_away is set, the region is added only if other memory
+ * of the process is evicted. */
 static bool publish_empty(struct region *region, bool only_if_away)
 {
     struct gpu *gpu = region->gpu;

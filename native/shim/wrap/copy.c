@@ -49,7 +49,7 @@
 #define ASYNC(name, n, s, bytes) GATED(name, n, PLAIN_WORD(a##s), bytes)
 #define ASYNC_PTSZ(name, n, s, bytes) GATED(name, n, PTSZ(a##s), bytes)
 
-/* Each of these macros defines the two or three variants of one driver function. */
+/* Each of the macros below defines the two or three variants of one driver function. */
 #define SYNC_ALL(name, n, bytes) SYNC(name, n, bytes) SYNC(name##_v2, n, bytes) SYNC_PTDS(name##_v2_ptds, n, bytes)
 #define SYNC_BOTH(name, n, bytes) SYNC(name, n, bytes) SYNC_PTDS(name##_ptds, n, bytes)
 #define ASYNC_BOTH(name, n, s, bytes) ASYNC(name, n, s, bytes) ASYNC_PTSZ(name##_ptsz, n, s, bytes)

@@ -121,7 +121,9 @@ class Fleet:
     def __init__(
         self, options: FleetOptions, executor: Executor | None = None, waiting: Callable[[], None] = lambda: None
     ) -> None:
-        """`waiting` is called while another controller leads; the constructor returns once that one has ended."""
+        """`waiting` is called while another controller leads; the constructor returns once the other controller has
+        ended.
+        """
         self.options = options
         options.folder.mkdir(parents=True, exist_ok=True)
         shared = options.profiles if isinstance(options.profiles, Profiles) else load_profiles(options.profiles)

@@ -161,7 +161,8 @@ class NodePlugin:
             escaped = [row for row in status["unseen"] if row["holder"] and row["holder"]["kind"] == "pod"]
             self.state.metrics.escaped = len(escaped)
             self._binder.escaped(escaped)
-        # all nodes of a chart have the same settings, so the GPU may belong to another node; or it is broken
+        # all nodes of a chart have the same settings, so the GPU that is named may belong to another node; or the GPU
+        # is broken
         if missing:
             raise WorkError(f"the agent has no GPU {', '.join(missing)} to offer as a whole")
 

@@ -23,9 +23,8 @@ PLAIN_BYTES = 1 << 20  # a number of memory units of at least this was probably 
 
 @dataclass(frozen=True)
 class ContainerShare:
-    """One container's share. The scheduler counts `units` and `memory_units`; the agent enforces the rest.
-
-    `gpus` above 0: the container gets this many whole GPUs, and no units.
+    """One container's share of a GPU. The scheduler counts `units` and `memory_units`; the agent enforces all other
+    values. `gpus` above 0: the container gets this many whole GPUs, and no units.
     """
 
     container: str
@@ -37,7 +36,7 @@ class ContainerShare:
     units: int = 0
     memory_units: int = 0
     gpus: int = 0
-    ends: bool = False  # an init container, which ends before the other containers start
+    ends: bool = False  # an init container, which ends before the pod's regular containers start
     claimed: bool = False  # the container is placed by a claim, so it takes no units
     enforce_memory: Strength = Strength.NOTHING
 

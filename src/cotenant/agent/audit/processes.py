@@ -103,8 +103,9 @@ class UnseenWatch:
         in_group: Callable[[int], Tenant | None] = lambda pid: None,
         bring_back: Callable[[Tenant, int], bool] = lambda tenant, pid: False,
     ) -> None:
-        """`in_group` returns the tenant in whose control group a process is, if the group has a memory limit.
-        `bring_back` moves a tenant's process there if it is elsewhere; returns whether it was moved.
+        """`in_group` is a function that returns the tenant in whose control group a process is, if the group has a
+        memory limit. `bring_back` moves a process of a tenant into the tenant's group if the process is elsewhere;
+        returns whether it was moved.
         """
         self._in_group, self._bring_back = in_group, bring_back
         self._registry, self._owners, self._proc = registry, owners, proc
@@ -114,8 +115,8 @@ class UnseenWatch:
         self.now: list[Unseen] = []
 
     def expect(self, known: Iterable[ProcessKey]) -> None:
-        """Do not report these processes, which were connected to the previous agent: they have the shim, and an idle
-        one reconnects when it uses the GPU again.
+        """Do not report these processes, although they are unconnected. They were connected to the previous agent, so
+        they have the shim, and an idle process reconnects only when it uses the GPU again.
         """
         self._returning = frozenset(known)
 

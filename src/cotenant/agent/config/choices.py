@@ -89,7 +89,8 @@ def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
         if value is None or (name == "request" and not value):
             continue
         if name not in _ranges(spec):
-            # an order may repeat the declared value, since a form may send the same options for all tenants
+            # an order may give a value that is equal to the declared one, since a form may send the same options for
+            # all tenants
             if value == getattr(spec, name):
                 continue
             raise InputError(

@@ -160,8 +160,9 @@ def read_text(path: Path) -> str:
 
 
 def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:
-    """QuotaSettings from the given times. If only some of quota, minimum, maximum and window are given, the others are
-    adapted so that minimum <= quota <= maximum and quota <= window. Raises InputError.
+    """Return QuotaSettings with the given times. If only some of quota, minimum, maximum and window are given, the
+    settings that are not given are adapted so that minimum <= quota <= maximum and quota <= window. Raises
+    InputError.
     """
     values = dict(times)
     most_ns = values.get("max_quota_ns", QuotaSettings.quota_ns)

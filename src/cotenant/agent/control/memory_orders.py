@@ -77,7 +77,7 @@ class MemoryOrders:
         return {"parked": [parked.as_dict() for parked in self._parked.rows.values()]}
 
     async def exchange(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Evict some tenants and restore others concurrently, and return how long each took (for benchmarks)."""
+        """Evict some tenants and concurrently restore other tenants, and return how long each took (for benchmarks)."""
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not move tenants of this agent")
         residency = self._residency

@@ -31,7 +31,9 @@ YEAR_S = 366 * 86400.0
 
 
 class Operations:
-    """Handlers of these orders: each takes the caller and a JSON object, and returns a JSON object."""
+    """Handlers of the orders about the agent, its tenants and co-location: each takes the caller and a JSON object, and
+    returns a JSON object.
+    """
 
     def __init__(
         self,

@@ -24,7 +24,9 @@ KINDS = ("pod", "slurm")
 
 
 class OwnerOrders:
-    """Handlers of these orders: each takes the caller and a JSON object, and returns a JSON object."""
+    """Handlers of the orders of Kubernetes' device plugin and of Slurm: each takes the caller and a JSON object, and
+    returns a JSON object.
+    """
 
     def __init__(
         self,

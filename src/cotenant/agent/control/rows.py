@@ -202,8 +202,8 @@ class Rows:
 
 
 def _sms(tenant: Tenant, uuid: str) -> dict[str, int] | None:
-    """SMs of a GPU that are reserved for a tenant, the most that its share allows, and the most that one of its
-    processes sees (0: none has connected); None if SMs are not limited.
+    """Return how many SMs of a GPU are reserved for a tenant, the most that its share allows, and the most that one of
+    its processes sees (0: no process has connected); None if SMs are not limited.
     """
     given = tenant.enforcement.sms.get(uuid)
     if given is None:

@@ -27,7 +27,7 @@ def rank_of(spec: TenantSpec) -> CopyRank:
 
 
 def asks_for_turns(spec: TenantSpec) -> bool:
-    """Whether the copies of all tenants on a GPU must be scheduled because this tenant is there."""
+    """Return whether this tenant requires that the copies of all tenants of its GPU be scheduled."""
     return spec.copy_weight is not None or spec.latency_sensitive
 
 

@@ -206,8 +206,8 @@ class Floor:
                     break
 
     def _moved_to(self, fresh: _Mapping) -> None:
-        """Use the memory of a new agent's gate, and set the flag there if it was set. Another thread may call `lower`
-        meanwhile: then the flag is cleared again.
+        """Use the shared memory of a new agent's LS gate, and set the flag in that memory if it was set before. Another
+        thread may call `lower` meanwhile: then the flag is cleared again.
         """
         self.mapping = fresh
         work_class = self._class

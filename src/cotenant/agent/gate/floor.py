@@ -300,7 +300,7 @@ class Floors:
     def _gpu(self, gpu: str) -> dict[str, Any]:
         layout = self.pages[gpu].layout
         holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
-        # only flags whose heartbeat is fresh, because best-effort processes ignore the others
+        # only flags whose heartbeat is fresh are listed, because best-effort processes ignore all other flags
         up = self.pages[gpu].up(time.monotonic_ns())
         return {
             "best_effort_processes": layout.tenants,

@@ -142,9 +142,9 @@ class FloorPage:
         return {i for i in range(FLOOR_HOLDERS) if layout.raised[i] and abs(now_ns - layout.raised_ns[i]) < limit_ns}
 
     def mend(self, settings: ColocationSettings, duty: float, holders: dict[int, int]) -> bool:
-        """Restore the gate page's fields that belong to the agent and clear the flags of absent processes, since an LS
-        process may have written there by mistake. `holders`: index -> pid of the connected LS processes. Returns
-        whether something was wrong.
+        """Restore the gate page's fields that belong to the agent, and clear the flags of absent processes, since an LS
+        process may have written to these fields by mistake. `holders`: index -> pid of the connected LS processes.
+        Returns whether a field was wrong.
         """
         layout = self.layout
         right = (layout.magic, layout.version, layout.heartbeat_timeout_ms) == (

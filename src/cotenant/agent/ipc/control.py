@@ -22,7 +22,9 @@ Handler = Callable[["Caller", dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def most_callers() -> int:
-    """Most connections per user: a quarter of the agent's file descriptors, since tenants need the rest."""
+    """Return how many connections to the control socket one user may have: a quarter of the agent's file descriptors,
+    since tenants need the remaining ones.
+    """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_CALLERS if soft == resource.RLIM_INFINITY else min(MAX_CALLERS, soft // 4)
 

@@ -79,7 +79,8 @@ class Accounts:
 
     def move(self, tenant: Tenant, target: str) -> None:
         """Move a parked tenant from its only GPU to `target` (a UUID), and update the shared pages of its processes.
-        Raises InputError, with nothing changed, if the tenant does not fit there, or the driver refuses its limit.
+        Raises InputError, with nothing changed, if the target has no room for the tenant, or the driver refuses its
+        limit.
         """
         home, gpu = tenant.gpus[0], self._registry.gpus[target]
         self._registry.check_fits(tenant.spec, gpu)

@@ -44,8 +44,9 @@ class Reconfigure:
         self._broker, self._floors, self._copies, self._save = broker, floors, copies, save
 
     def admit_declared(self) -> None:
-        """Admit or change the tenants of the configuration. A tenant that does not fit is left out and reported; the
-        others are admitted, since the machine may have lost a GPU after the file was written.
+        """Admit or change the tenants of the configuration. A tenant that does not fit on the GPUs is left out and
+        reported, and the remaining tenants are admitted, since the machine may have lost a GPU after the file was
+        written.
         """
         left_out: dict[str, str] = {}
         faults = []

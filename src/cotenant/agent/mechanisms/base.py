@@ -73,8 +73,8 @@ class ShareSpec(Protocol):
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """A share of one GPU for a server's worker, which is not a tenant. `partition`: name of such a share in a profile,
-    for example of a MIG instance.
+    """A share of one GPU for a server's worker, which is not a tenant. `partition`: name of a share of this size in a
+    profile, for example of a MIG instance.
     """
 
     name: str
@@ -136,8 +136,8 @@ class Mechanism:
         """
 
     def look(self) -> Look | None:
-        """List the clients of this mechanism's MPS servers, and correct limits that others changed. None if it has no
-        servers. Called in a thread of its own.
+        """List the clients of this mechanism's MPS servers, and correct limits of clients that another program changed.
+        Returns None if the mechanism has no MPS servers. Called in a thread of its own.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""The controller's rows of the live page, its metrics, and the server for both."""
+"""The controller's rows of the live page, its metrics, and the HTTP server for the page and the metrics."""
 
 from __future__ import annotations
 

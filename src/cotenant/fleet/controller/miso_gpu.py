@@ -131,10 +131,9 @@ class MisoGpu:
                 self.measurement = None  # only one job is left, so it has the GPU for itself and nothing is measured
 
     def advance(self, attempts: Mapping[str, int], now_s: float, predict: Predict) -> dict[str, np.ndarray] | None:
-        """Continue the measurement; once it is complete, returns the predicted speeds by kind of every job.
-
-        A job without steps within `patience_s` of a level counts as slow as the slowest other job, so that it does not
-        delay the rest.
+        """Continue the measurement; once it is complete, returns the predicted speeds by kind of every job. A job
+        without steps within `patience_s` of a level counts as slow as the slowest other job, so that the other jobs
+        need not wait for it.
         """
         m = self.measurement
         if m is None:

@@ -68,7 +68,7 @@ class Planner(Protocol):
         """
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
-        """Raise InputError if a job like this could never be planned on these nodes."""
+        """Raise InputError if the job could never be planned on these nodes."""
 
     def describe(self) -> dict[str, Any]:
         """The planner's name and options, for status and records (`label` and `options` of RunInfo)."""
@@ -143,7 +143,7 @@ class JobPlanner:
             return plan
         cluster, base = _cluster(nodes), reference_share(nodes)
         jobs = jobs_of(whole, self.profiles)
-        if view.pinned:  # pinned jobs must keep their GPUs, so they come before all others in the order
+        if view.pinned:  # pinned jobs must keep their GPUs, so they come before all other jobs in the order
             jobs.priority[[job.id in view.pinned for job in whole]] += ABOVE_ALL
         fits = runnable_jobs(jobs, cluster)
         for row in np.flatnonzero(~fits).tolist():

@@ -150,7 +150,7 @@ class ReportIngest:
     def _started(self, job: Job, attempt: Attempt, at_s: float) -> None:
         if attempt.phase == STARTING:
             attempt.phase = UP
-        # an attempt holds its GPUs from its creation on, so its time counts from there
+        # an attempt to run a job holds its GPUs from its creation on, so its time counts from its creation
         attempt.started_s, attempt.counted_s = at_s, attempt.created_s
         kind = Kind.START if job.first_start_s is None else Kind.RESUME
         if job.first_start_s is None:
@@ -175,7 +175,9 @@ class ReportIngest:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def _part_ended(self, node: str, job: Job, attempt: Attempt, exit_: dict[str, Any], at_s: float) -> None:
-        """Record that an attempt's processes on one node have ended; stop the rest of the gang."""
+        """Record that an attempt's processes on one node have ended, and stop the attempt's processes on all other
+        nodes.
+        """
         attempt.ended[node] = exit_
         attempt.ended_s = at_s if attempt.ended_s is None else max(attempt.ended_s, at_s)
         self.table.touch(job)

@@ -13,8 +13,8 @@ Orders = Mapping[str, list[dict[str, Any]]]
 
 
 class Executor(ABC):
-    """Carries orders to the nodes' `NodeJobs` and their answers back. It makes no decisions and keeps no state of
-    importance: a new one finds the same nodes and jobs. One test suite covers all executors.
+    """Carries orders to the nodes' `NodeJobs` and their answers back. An executor makes no decisions and keeps no state
+    of importance: a new executor finds the same nodes and jobs. One test suite covers all executors.
     """
 
     name: str

@@ -1,8 +1,6 @@
-"""The jobs of one node: executes orders and reports. All state is in a folder; a later process that opens it finds the
-jobs.
-
-The local executor has one of these per pretended node in its own process, the Ray executor one in an actor per node.
-Standard library only.
+"""The jobs of one node: executes orders and reports. All state is in a folder; a later process that opens the folder
+finds the jobs. The local executor has one object of the class NodeJobs per pretended node in its own process, the
+Ray executor one in an actor per node. Standard library only.
 """
 
 from __future__ import annotations

@@ -258,9 +258,9 @@ class Runner:
                     self.deadline_ns = min(self.deadline_ns or soon, soon)
 
     def _pass_on(self, rank: int) -> bool:
-        """Send SIGTERM to the programs that a wrapper (`sh -c`) left when it ended. They count as the rank
-        from now on and have the rest of the grace time; their own child processes get no signal. Returns whether there
-        are such programs.
+        """Send SIGTERM to the programs that a wrapper (`sh -c`) left when it ended. They count as the rank from now on
+        and have what is left of the grace time; their own child processes get no signal. Returns whether the wrapper
+        left any program.
         """
         for pid in limits.children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):

@@ -129,7 +129,7 @@ def keep_store_url(folder: Path, url: str) -> None:
     kept, before = folder / STORE_URL, None
     if kept.is_file() and kept.stat().st_size > 1:  # an empty file names no store
         before = store_url(folder)
-    # two URLs that differ only in the password name the same store
+    # two URLs that differ only in the password name one and the same store
     if before is not None and _shown(before) != _shown(url):
         raise InputError(
             f"{_shown(url)} is not the store of the fleet in {folder}, which is {_shown(before)}: use another folder, "

@@ -39,9 +39,9 @@ class Bootstrap:
 
 
 def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
-    """Return valid certificates: those in the Secret, or new ones, which are stored there. Their CA is written into the
-    webhook's configuration. Several replicas may do this concurrently: the first to write wins, and the others use its
-    certificates.
+    """Return valid certificates: those in the Secret, or new ones, which are stored in it. Their CA is written into the
+    webhook's configuration. Several replicas may run this at the same time: the first replica to write the Secret
+    wins, and the other replicas use its certificates.
     """
     for _ in range(MOST_TRIES):
         found = api.find(where.secret_path)

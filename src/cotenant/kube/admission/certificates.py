@@ -87,7 +87,7 @@ def make(dns_names: list[str], now: datetime.datetime | None = None, days: float
 
 
 def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | None = None) -> str:
-    """Why these certificates should be replaced, as a sentence; empty if they are valid for 30 more days."""
+    """Return why these certificates should be replaced, as a sentence; empty if they are valid for 30 more days."""
     now = now or datetime.datetime.now(datetime.UTC)
     try:
         ca = x509.load_pem_x509_certificate(found.ca)

@@ -32,7 +32,7 @@ class Injection:
     host_sockets: str = str(names.HOST_SOCKETS)
     mounts: bool = True
     runtime_class: str | None = None  # the runtime class that is set for pods without one; None: pods are left without
-    # the nodes have NVIDIA's hook, which sets the driver's memory limits by the two variables above
+    # the nodes have NVIDIA's hook, which sets the driver's memory limits by two variables of the container
     memory_hook: bool = False
 
 
@@ -185,8 +185,8 @@ def preload() -> str:
 
 
 def memory_variables(share: ContainerShare) -> dict[str, str]:
-    """The variables that NVIDIA's hook reads from a container: memory on each of the container's GPUs, in whole MiB.
-    The hook requires both variables.
+    """Return the two variables that NVIDIA's hook reads from a container: memory on each of the container's GPUs, in
+    whole MiB. The hook requires both variables.
     """
     if share.memory_bytes is None:
         return {}

@@ -99,7 +99,7 @@ class Binder:
                 self._events.say(pod, NOT_ENFORCED, text, warning=True)
 
     def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
-        """Report to pods that their tenants are not limited to their shares. The agent detects such tenants."""
+        """Report to pods whose tenants are not limited to their shares, as the agent has detected."""
         pods = self._pods.by_uid()
         for row in tenants:
             pod = pods.get(row["holder"]["id"]) if row["holder"] else None

@@ -18,7 +18,9 @@ MOST_SAID = 1000
 
 
 class PodEvents:
-    """Writes core/v1 Events. The same message about the same pod is written once; write failures are logged."""
+    """Writes Kubernetes events (core/v1). A message about a pod is written only once, even if it is given again; write
+    failures are logged.
+    """
 
     def __init__(self, api: KubeApi, node: str) -> None:
         self._api = api

@@ -102,8 +102,8 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
 
 
 def _handed_on(share: ContainerShare, asked: list[ContainerShare], devices: Devices) -> list[str]:
-    """GPUs of an init container. PodResources does not list it; its GPUs are those of the next container with the same
-    resource. Empty if there is no such container.
+    """Return the GPUs of an init container. PodResources does not list init containers; the GPUs are those of the pod's
+    next container with the same resource. Empty if no later container has the resource.
     """
     resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE
     for other in asked[asked.index(share) + 1 :]:

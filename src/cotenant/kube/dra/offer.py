@@ -40,8 +40,9 @@ def api_version(kubernetes: Version) -> str:
 
 
 def device_names(gpu: NodeGpu, kubernetes: Version, counters: bool) -> dict[str, str]:
-    """The devices as which a GPU is offered: type -> name. A GPU is offered in shares and as a whole only if counters
-    make these exclusive."""
+    """The devices as which a GPU is offered: type -> name. A GPU is offered both in shares and as a whole only if
+    counters make the two offers exclude each other.
+    """
     shares = kubernetes >= CONSUMABLE_SINCE and not gpu.whole
     found = {SHARE: f"gpu-{gpu.index}"} if shares else {}
     return found | ({WHOLE: f"gpu-{gpu.index}-whole"} if counters or not shares else {})

@@ -133,15 +133,17 @@ class PluginState:
         PodResources); empty if there is none.
         """
         claimed = {one for pod in listed.values() for mine in pod.values() for ids in mine.values() for one in ids}
-        # the newest allocation need not be the one that is meant, since the kubelet may have made others in the
-        # meantime
+        # the newest allocation need not be that of this container, since the kubelet may have made other allocations in
+        # the meantime
         for allocation in reversed(list(self.log)):
             if allocation.resource == resource and len(allocation.ids) == count and not allocation.ids & claimed:
                 return sorted({units.gpu_of(one) for one in allocation.ids})
         return []
 
     def check_together(self, resource: str, size: int, gpu: str) -> None:
-        """Raise InputError if a container's other resource was placed on another GPU: no GPU had room for both."""
+        """Raise InputError if a container's other resource (share or memory) was placed on another GPU: no GPU had room
+        for both resources.
+        """
         half = self._other_half(resource) if resource in OTHER else None
         if half is None or len(half.ids) not in self._needs(resource, size):
             return

@@ -50,8 +50,8 @@ class Problem:
 def restrict(
     profile: ServingProfile, labels: Sequence[str] | None, max_gpulets: int | None, *, instances: bool
 ) -> ServingProfile:
-    """A profile restricted to these partitions. Raises InputError if one is not profiled or, with `instances`, not a
-    MIG slice.
+    """Return a profile that has only these partitions. Raises InputError if a partition is not profiled or, with
+    `instances`, is not a MIG slice.
     """
     chosen = profile.partitions
     if labels is not None:

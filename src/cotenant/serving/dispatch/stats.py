@@ -63,7 +63,7 @@ class Requests:
             known[name].add(ms)
 
     def shown(self) -> dict[str, object]:
-        """Return these statistics as the protocol's statistics extension writes them."""
+        """Return the statistics of the service as the protocol's statistics extension writes them."""
         nothing = Duration().shown()  # the server has no response cache, so these durations are 0
         return {
             "last_inference": round(self.last_s * 1e3), "inference_count": self.items,

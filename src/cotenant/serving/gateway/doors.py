@@ -60,7 +60,8 @@ def _take(host: str, port: int, taken: list[socket.socket]) -> None:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL or len(found) == 1:
                 raise
-            taken.pop().close()  # the name resolves to several addresses, and this one may be disabled on this machine
+            # the host name resolves to several addresses, and this address may be disabled on this machine
+            taken.pop().close()
     if not taken:
         raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 

@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
                 self._known.clear()
             elif len(self._known) < KNOWN_BLOCKS and len(block) <= KNOWN_BYTES:
                 self._known[block] = known
-        if number in self.streams:  # these headers are trailers of a request, which are not needed
+        if number in self.streams:  # the headers are trailers of a request, which the server does not need
             self._controlled()
             self.streams[number].received(b"", True)
             return

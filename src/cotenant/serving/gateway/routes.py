@@ -42,7 +42,9 @@ class Routes:
     def __init__(
         self, api: Api, connections: Callable[[], Mapping[str, tuple[int, int]]], address: Callable[[], str]
     ) -> None:
-        """`connections` by endpoint, and the `address` of this one, for the live page and the metrics."""
+        """`connections`: open and refused connections by endpoint, and `address`: the address of this endpoint, both
+        for the live page and the metrics.
+        """
         self.api = api
         self._connections = connections
         self._address = address

@@ -121,7 +121,7 @@ class Dispatch:
             self.turn()
 
     def again(self, ticket: Ticket, why: str) -> None:
-        """Queue a request again, before all others, because its program failed."""
+        """Queue a request again, before all other requests, because its program failed."""
         model, now_s = self.models[ticket.model], time.monotonic()
         self._notice(model)
         model.stats.retries += 1

@@ -242,5 +242,5 @@ class Replanner:
 
 
 def _with_seats(let: Gpulet, rates: Mapping[str, float]) -> Gpulet:
-    """The gpulet without the services that have no rate, since these cannot be served."""
+    """Return the gpulet without the services that have no rate, since services without a rate cannot be served."""
     return replace(let, seats=tuple(seat for seat in let.seats if seat.service in rates))

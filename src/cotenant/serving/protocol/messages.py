@@ -94,7 +94,7 @@ _MESSAGES = {
     "CudaSharedMemoryUnregisterRequest": "string name 1",
     "CudaSharedMemoryUnregisterResponse": "",
     # The messages of config.pbtxt, with the fields that matter for models that can run here. Fields of ensembles,
-    # sequences and operators are left out, so such models are refused.
+    # sequences and operators are left out, so models with these fields are refused.
     "ModelConfig": (
         "string name 1, string platform 2, ModelVersionPolicy version_policy 3, int32? max_batch_size 4, "
         "[ModelInput] input 5, [ModelOutput] output 6, [ModelInstanceGroup] instance_group 7, "

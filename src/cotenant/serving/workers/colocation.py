@@ -181,7 +181,7 @@ class Colocation:
         with contextlib.suppress(WorkError):  # if joining fails here, workers set the flag themselves, a little later
             if gpu not in self._floors:
                 floor = join_floor(self.folder, gpu)
-                # another thread may have joined the same gate, since workers are started concurrently
+                # another thread may have joined the LS gate of the same GPU, since workers are started concurrently
                 if self._floors.setdefault(gpu, floor) is not floor:
                     floor.close()
 

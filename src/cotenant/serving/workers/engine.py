@@ -76,8 +76,9 @@ class Engine:
         return all(model.resize(fraction) for model in self._models.values())
 
     def run(self, job: Job) -> Result:
-        """Run a batch of items of any shapes; an item that fails gets an error, and the other items get their
-        answers."""
+        """Run a batch of items of any shapes. An item that fails gets an error, and the items that do not fail get
+        their answers.
+        """
         began = time.monotonic()
         model = self._models[job.service]
         answers: list[list[Tensor] | str] = [""] * len(job.units)
@@ -92,8 +93,8 @@ class Engine:
     def _group(
         self, service: str, units: Sequence[list[Tensor]], rows: list[int], answers: list[list[Tensor] | str]
     ) -> None:
-        """Run items of equal shape together; if that fails, each alone, so that one bad item does not affect the
-        others.
+        """Run items of equal shape together. If that fails, run each item alone, so that one bad item does not affect
+        the others.
         """
         inputs = [np.stack([to_array(units[i][k]) for i in rows]) for k in range(len(units[rows[0]]))]
         try:
@@ -120,7 +121,9 @@ class Engine:
 
 
 def entries(config: Mapping[str, Any], side: str) -> Sequence[Mapping[str, Any]]:
-    """Inputs or outputs listed in a config.pbtxt. The file of a timed model uses these keys for something else."""
+    """Return the inputs or outputs that a config.pbtxt lists. A timed model's file of settings uses these
+    keys of the configuration for something else.
+    """
     found = config.get(side)
     return found if isinstance(found, list) else ()
 

@@ -42,8 +42,8 @@ def settle(cores: tuple[int, ...]) -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    # these signals are often sent to the whole process group, but a batch that runs must be finished, so they are
-    # ignored
+    # terminals and supervisors often send these signals to the whole process group, but a batch that runs must be
+    # finished, so they are ignored
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if cores:

@@ -80,7 +80,7 @@ class Partial:
             if kept["key"] == key:
                 self.rows = kept["rows"]
         except (OSError, ValueError, KeyError, TypeError):
-            return  # there is no partial file, or it is of other settings, so everything is measured
+            return  # the partial file is missing, or was measured with other settings, so everything is measured
 
     def put(self, name: str, row: Any) -> None:
         """Store a measurement in the partial file."""
@@ -108,7 +108,7 @@ def cell_of(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 async def measure_cell(model: OneModel, batch: int, seconds: float) -> dict[str, float]:
-    """Run batches one after the other for `seconds`, after a few for warm-up."""
+    """Run batches one after the other for `seconds`, after a few batches for warm-up."""
     for _ in range(WARM_RUNS):
         await model.run(batch)
     samples: list[Sample] = []

@@ -32,7 +32,7 @@ class NodeHost:
         self._life = life
         workers, self._workers = list(self._workers.values()), {}
         answers, self._answers, self._dead = list(self._answers.values()), {}, {}
-        # these calls are answered although their callers are gone, since an actor can run only a limited number of
+        # waiting calls are answered although their callers are gone, since an actor can run only a limited number of
         # calls at a time
         for answer in answers:
             if not answer.done():
