@@ -74,7 +74,7 @@ class Device(ABC):
         return "nvidia-cuda-mps-control"
 
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
-        """Variables with which a program that runs without an agent sees only these GPUs."""
+        """Return the variables with which a program that runs without an agent sees only the given GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
     def gpus(self) -> tuple[Gpu, ...]:
@@ -109,7 +109,9 @@ class Device(ABC):
             return ""
 
     def cgroups(self) -> Hierarchy | None:
-        """The control groups (cgroups) on which the driver limits GPU memory; None if this kind has no such limits."""
+        """The control groups (cgroups) on which the driver limits GPU memory; None if GPUs of this kind have no limits
+        by control group.
+        """
         return None
 
     def compute_mode(self, uuid: str) -> str:
@@ -120,7 +122,7 @@ class Device(ABC):
             return ""
 
     def faults(self, uuids: Iterable[str]) -> dict[str, str]:
-        """For each of these GPUs that cannot be used now: its UUID -> the reason."""
+        """Return the given GPUs that cannot be used now: UUID -> the reason."""
         return {}
 
     def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:

@@ -49,7 +49,7 @@ class Hierarchy(Protocol):
 
 
 def version_at(mount: Path = MOUNT) -> int:
-    """Version of the control groups at a mount point; 0 if this process sees none there."""
+    """Return the version of the control groups at a mount point; 0 if this process sees no control groups at it."""
     # a hybrid setup has version 2 without controllers; it counts as version 1, because the driver sets no limits there
     if (mount / "cgroup.controllers").exists():
         return 2

@@ -29,10 +29,10 @@ CALLS = {
     "unlock": "cuCheckpointProcessUnlock",
 }
 INVALID_VALUE = 1
-# A restore onto another GPU gets a map of two GPUs that exchange their places. Some processes need a map with all GPUs
-# of the machine, others one with these two, or with one.
+# A restore onto another GPU gets a map of two GPUs that exchange their places. Some processes need a map that lists all
+# GPUs of the machine, other processes one that lists only the two GPUs, or only one.
 MAPS = ("all GPUs", "two GPUs", "one GPU")
-OLDEST_DRIVER = 12080  # first driver version with these calls (release 570)
+OLDEST_DRIVER = 12080  # first driver version that has the calls for checkpoints (release 570)
 # what the driver's error codes mean for the checkpoint calls
 MEANINGS = {
     1: "the driver knows no such CUDA process, or one that it cannot handle",

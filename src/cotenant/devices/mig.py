@@ -80,7 +80,8 @@ def _open(nvml: Nvml, gpu: str) -> tuple[NvmlGpu, Geometry]:
 
 def _refuse_if_used(nvml: Nvml, device: NvmlGpu, change: Change, *, beside_running: bool | None) -> None:
     """Raise WorkError if processes run on the GPU, or, with `beside_running`, on an instance that is to be changed.
-    None: the command has no such option, so the message does not name it."""
+    `beside_running` is None if the command has no option of that name, so that the message does not name it.
+    """
     running = nvml.processes(device)
     if beside_running:
         doomed = {g.id for g in change.destroy} | {g.id for g in change.fill}

@@ -19,7 +19,8 @@ from cotenant.devices.meters import Meter
 
 RELEASE, PROC = Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia")
 DRIVER, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
-# folders in which distributions, containers and WSL install these libraries; searched if the loader does not find them
+# folders in which distributions, containers and WSL install the driver's libraries; searched if the loader does not
+# find them
 PLACES = (
     "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib",

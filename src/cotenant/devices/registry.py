@@ -53,8 +53,8 @@ def discover(wanted: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def within(memory_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs with their memory reduced to at most `memory_bytes` each; the rest is left to programs that are not
-    tenants.
+    """Return the GPUs with their memory reduced to at most `memory_bytes` each; memory above that is left to programs
+    that are not tenants.
     """
     if memory_bytes is None:
         return tuple(gpus)

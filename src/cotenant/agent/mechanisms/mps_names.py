@@ -29,8 +29,8 @@ def short_name(name: str, attempt: int = 0) -> str:
 
 
 def free_place(name: str, taken: Collection[Place], *, weighted: bool) -> Place:
-    """The place of a new tenant. Users choose tenants' names, so two of them can lead to the same short name, and then
-    one tenant could change or delete the other's namespace.
+    """Return the MPS server and a namespace for a new tenant that no other tenant has. Users choose tenants' names, so
+    two names can lead to the same short name; in a common namespace each tenant could change the other tenant's limits.
     """
     attempt = 0
     while True:

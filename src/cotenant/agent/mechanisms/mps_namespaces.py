@@ -218,7 +218,7 @@ class MpsNamespaces:
                     f"mps: the server for {', '.join(uuids) or 'all GPUs'} ended at once; the driver may not know "
                     f"these GPUs: see {self._control.log}/{name}/server.log"
                 )
-            # clients that name no namespace get these limits; namespaces do not inherit them
+            # clients that name no namespace get the limits that are set here; namespaces do not inherit them
             self._control.order("server", "set", name, *DEFAULT_LIMITS)
 
     def _put_right(self, made: _Granted) -> str:

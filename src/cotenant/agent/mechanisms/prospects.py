@@ -1,4 +1,4 @@
-"""What would enforce each promise of a share (GPU time, SMs, memory, bandwidth, isolation of faults) on a GPU, and how
+"""What would enforce each property of a share (GPU time, SMs, memory, bandwidth, isolation of faults) on a GPU, and how
 strongly. `cotenant ps` and `cotenant doctor` show it.
 """
 
@@ -45,7 +45,9 @@ def find(gpu: Gpu, folder: Path) -> Found:
 
 
 def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
-    """What enforces each promise (time, SMs, memory, bandwidth, faults) to a tenant of a mechanism."""
+    """Return what enforces each property of a share (time, SMs, memory, bandwidth, isolation of faults) for a tenant of
+    a mechanism.
+    """
     can = MECHANISMS[mechanism].capabilities
     sms, faults = (
         mps_prospects(found.mps)
@@ -71,8 +73,8 @@ def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
 
 
 def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
-    """For each promise (time, SMs, memory, bandwidth, faults), the mechanism of shared GPUs that enforces it most
-    strongly on this machine, and what prevents stronger enforcement.
+    """For each property of a share (time, SMs, memory, bandwidth, isolation of faults), find the mechanism of shared
+    GPUs that enforces it most strongly on this machine, and what prevents stronger enforcement.
     """
     shared = [name for name in names(Use.TENANT) if not MECHANISMS[name].capabilities.exclusive]
     for each in zip(*(under(name, found) for name in shared), strict=True):
@@ -84,7 +86,7 @@ def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
 
 
 def row_of(mechanism: str, found: Prospect) -> dict[str, Any]:
-    """How a mechanism enforces a promise, in JSON types, for --json."""
+    """Describe how a mechanism enforces a property of a share, in JSON types, for --json."""
     return {
         "promise": found.promise,
         "by": found.by,

@@ -36,19 +36,19 @@ def find(name: str, use: Use | None = None, *, field: str = "mechanism") -> type
 
 
 def choose(use: Use, *, concurrent: bool) -> str:
-    """Name of the first mechanism in the list that lets tenants share a GPU concurrently; with `concurrent=False`, one
-    after the other.
+    """Return the name of the first mechanism in the list that lets tenants use a GPU at the same time; with
+    `concurrent=False`, of the first that lets them use it one after the other.
     """
     shared = (name for name in names(use) if not MECHANISMS[name].capabilities.exclusive)
     return next(name for name in shared if MECHANISMS[name].capabilities.concurrent == concurrent)
 
 
 def mix(one: str, other: str) -> bool:
-    """Whether tenants of these two mechanisms may share a GPU."""
+    """Return whether tenants of two mechanisms may share a GPU."""
     mine, theirs = MECHANISMS[one].capabilities, MECHANISMS[other].capabilities
     return one == other or other in mine.mixes_with or one in theirs.mixes_with
 
 
 def make(folder: Path, use: Use, gpus: tuple[Gpu, ...] = ()) -> dict[str, Mechanism]:
-    """Create each mechanism allowed for `use`, with runtime files under `folder`, for these GPUs."""
+    """Create each mechanism that is allowed for `use`, with runtime files under `folder`, for the given GPUs."""
     return {name: MECHANISMS[name](folder, gpus) for name in names(use)}

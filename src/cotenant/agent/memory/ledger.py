@@ -76,8 +76,9 @@ class Ledger:
         return 0 if tenant in self._movable else self.kept_from(tenant, gpu)
 
     def left(self, tenant: str, gpu: str) -> int:
-        """Bytes that a tenant may still allocate on a GPU on which memory is kept for others; NO_LIMIT if none is kept,
-        or if the tenant is swappable."""
+        """Return how many bytes a tenant may still allocate on a GPU on which memory is kept for other tenants;
+        NO_LIMIT if none is kept, or if the tenant is swappable.
+        """
         total, kept = self._totals.get(gpu), self.kept_from(tenant, gpu)
         if total is None or not kept or tenant in self._movable:
             return NO_LIMIT

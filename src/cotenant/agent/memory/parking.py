@@ -151,7 +151,9 @@ class Parking:
     # -- for schedulers --------------------------------------------------------------------------------------------
 
     async def preempt(self, names: list[str], gpu: str | None, free_bytes: int | None) -> dict[str, Any]:
-        """Free a GPU for a scheduler: park these tenants, or on `gpu` as many as needed, lowest priority first."""
+        """Free a GPU for a scheduler: park the named tenants, or on `gpu` as many tenants as needed, lowest priority
+        first.
+        """
         began = time.monotonic()
         if not names:
             if gpu is None:

@@ -161,7 +161,7 @@ class Residents:
             starting = not any(state for session in other.sessions for state in session.moves.values())
             leaves = occupant.can_leave or (starting and other.spec.oversubscribe != "none")
             staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
-            # memory that the other tenant has reserved but not allocated yet is not counted, since it can wait
+            # memory that another tenant has reserved but not allocated yet is not counted, since that tenant can wait
             if leaves:
                 staying -= self._ledger.asked(other.name, gpu, MemoryFamily.PLAIN)
         return staying <= residency.capacity_bytes - residency.overhead_bytes

@@ -32,7 +32,8 @@ class Applied:
             card.set_memory_limits(group, 0, NO_LIMIT)
             self.limits.pop(key, None)
             return
-        # the soft limit equals the hard one, so that the driver does not lend the tenant's unused memory to others
+        # the soft limit equals the hard limit, so that the driver does not lend the tenant's unused memory to other
+        # tenants
         card.set_memory_limits(group, limit_bytes, limit_bytes)
         self.limits[key] = limit_bytes
         now = card.memory_limits(group).hard_bytes

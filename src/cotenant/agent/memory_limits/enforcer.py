@@ -159,7 +159,8 @@ class MemoryLimits:
                 self._own({group.path})
                 if before is not None:
                     self._close(before, tenant)
-                # before the limit is set, so that an agent started after this one was killed clears it
+                # the group is saved before its limit is set, so that if this agent is killed, the next agent clears the
+                # limit
                 self._save()
             for gpu in tenant.gpus:
                 self._applied.change(group.path, gpu, tenant.cap_bytes(gpu))
@@ -247,7 +248,7 @@ class MemoryLimits:
 
     def clean(self, left: Iterable[ControlGroup]) -> None:
         """Clear and remove control groups that the previous agent left and no tenant uses. `left`: the groups in its
-        state file; others that it created are found by name.
+        state file; groups that it created but did not list are found by name.
         """
         gpus = tuple(self._registry.gpus.values())
         hierarchy = device_of(gpus[0]).cgroups()
@@ -262,8 +263,8 @@ class MemoryLimits:
         self._sweep()
 
     def _own(self, paths: Collection[Path]) -> None:
-        """Do not take the limits of these groups for those of another program. The GPUs may have been examined while
-        the groups had limits of the previous agent.
+        """Record that these groups belong to an agent, so that their limits are not taken for those of another
+        program. The GPUs may have been examined while the groups had limits of the previous agent.
         """
         for uuid, found in self._detected.items():
             foreign = tuple(each for each in found.foreign if each.group not in paths)

@@ -93,7 +93,8 @@ def _bounds(name: str, text: str) -> bool:
     """Whether a file of a control group has a limit."""
     if name == "cpu.max":  # the quota comes first in cpu.max, and the period follows
         return text.split()[:1] != ["max"]
-    if name in ("io.max", "dmem.max"):  # these files have a line for each device, which begins with the device's name
+    # io.max and dmem.max have a line for each device, which begins with the device's name
+    if name in ("io.max", "dmem.max"):
         return any(word.rpartition("=")[2] != "max" for line in text.splitlines() for word in line.split()[1:])
     return text.strip() not in ("max", "")
 

@@ -361,7 +361,8 @@ class SliceEnforcer:
                     self._set_back(machine, name, fd, group, found, wanted)
 
     def _watch(self, uuid: str, names: list[str], until_ns: int) -> None:
-        """Until `until_ns`, check the time slices of these tenants often, since a latency-sensitive one relies on them.
+        """Until `until_ns`, check the time slices of these tenants often, since a latency-sensitive tenant relies on
+        them.
         """
         machine = self._gpus.get(uuid)
         if machine is None or _now() > until_ns:

@@ -102,8 +102,8 @@ class GroupTable:
 
 class OffChannels:
     """The channels that are disabled, each disabled once. The driver counts: a channel that was disabled twice runs
-    again only after it was enabled twice. If a group gets a new channel while the others are disabled, only the new
-    one must be disabled; disabling all again would leave the others stopped later.
+    again only after it was enabled twice. If a group gets a new channel while its earlier channels are disabled,
+    only the new channel is disabled: the earlier ones, if disabled a second time, would not run again.
     """
 
     def __init__(self) -> None:

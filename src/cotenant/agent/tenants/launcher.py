@@ -119,7 +119,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
         with contextlib.suppress(ProcessLookupError):
             if own_group:
                 os.killpg(child.pid, number)
-            # these signals come from the terminal, which sends them to the program itself, too
+            # signals of a terminal reach the program itself, too, so the launcher does not forward them
             elif number not in TERMINAL_SIGNALS:
                 child.send_signal(number)
 

@@ -53,8 +53,8 @@ class Orphans:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, tenant: Tenant, group: int | None = None, known: Collection[ProcessKey] = ()) -> None:
-        """Watch a tenant whose program has ended, until no process of the process group `group`, and none with the
-        tenant's token, is left. `known`: such processes that are already known.
+        """Watch a tenant whose program has ended, until no process of the process group `group`, and no process with
+        the tenant's token, is left. `known`: processes of these two kinds that are already known.
         """
         tenant.group = group
         tenant.orphans = frozenset(known)

@@ -24,7 +24,7 @@ MAX_TENANTS = 4096
 
 
 class Registry:
-    """All tenants of the node. Admission ensures that the shares and memory promised on each GPU fit on it."""
+    """All tenants of the node. Admission ensures that the shares and memory of all tenants of a GPU fit on it."""
 
     def __init__(
         self,
@@ -253,7 +253,8 @@ class Registry:
         return tuple(sorted(self.gpus.values(), key=load)[: spec.gpu_count])
 
     def readmit(self, tenant: Tenant) -> None:
-        """Raise InputError if a parked tenant does not fit on its GPUs any more, because others were admitted."""
+        """Raise InputError if a parked tenant does not fit on its GPUs any more, because other tenants were admitted.
+        """
         for gpu in tenant.gpus:
             self._fits(tenant.spec, gpu)
 
@@ -285,8 +286,8 @@ class Registry:
         self._memory_fits(spec, gpu, [t.spec for t in others], where)
 
     def _memory_fits(self, spec: TenantSpec, gpu: Gpu, others: list[TenantSpec], where: str) -> None:
-        """Check that a GPU's memory suffices for a new tenant. The memory promised to all tenants that stay on the GPU,
-        and the largest amount promised to one that can be swapped, must fit together.
+        """Check that a GPU's memory suffices for a new tenant. The memory limits of all tenants that stay on the GPU,
+        and the largest limit of a tenant that can be swapped, must fit together.
         """
         if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities.gated:
             gated = " or ".join(name for name, kind in self.mechanisms.items() if kind.capabilities.gated)

@@ -184,7 +184,7 @@ class Broker:
     def release(
         self, session: Session, slot: int, epoch: int, drained_ns: int, reason: int, drained: bool, again: bool
     ) -> None:
-        """Handle a process's return of its turn (TOKEN_RELEASE). If the process has no such turn, this does nothing."""
+        """Handle a process's return of its turn (TOKEN_RELEASE). Does nothing if the process does not have the turn."""
         if session.granted.get(slot) != epoch:
             return
         gpu = session.slots[slot]
@@ -289,7 +289,7 @@ class Broker:
                     self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
                 session.asking.discard(slot)
         if not hold.members:
-            # the process that requested the turn has ended, or the tenant has several GPUs and does not use this one
+            # the process that requested the turn has ended, or the tenant has several GPUs and does not use this GPU
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
     def _give_back_unused(self, hold: _Hold, gpu: str) -> None:

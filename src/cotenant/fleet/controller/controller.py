@@ -291,8 +291,9 @@ class Controller:
         self.ingest.failed = self.ingest.freed = False
 
     def _unreachable(self, name: str, jobs: list[Job], now_s: float) -> None:
-        """Handle jobs of unresponsive nodes. A job may still run on such a node until its lease and grace time have
-        ended."""
+        """Handle the jobs of nodes that do not answer. A job may still run on an unresponsive node until its lease and
+        grace time have ended.
+        """
         for job in jobs:
             if self.leases.surely_over(name, job.grace_s(self.options.grace_s), now_s):
                 self.ingest.lost_node(name, job, now_s)

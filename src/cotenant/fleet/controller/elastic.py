@@ -307,7 +307,7 @@ def _room(nodes: Sequence[NodeSpec]) -> Counter[str]:
 
 
 def _held(assignments: Iterable[Assignment], nodes: Sequence[NodeSpec]) -> Counter[str]:
-    """Number of GPUs, by model, of which these assignments hold any part."""
+    """Return the number of GPUs, by model, of which the given assignments hold any part."""
     names = {node.name: _name(node) for node in nodes}
     held = {(place.node, share.uuid) for held in assignments for place in held.places for share in place.gpus}
     return Counter(names[node] for node, _ in held if node in names)
