@@ -1,4 +1,4 @@
-/* Devices and contexts. */
+/* Devices and contexts of the software GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -32,7 +32,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     return CUDA_SUCCESS;
 }
 
-/* Converts the time of an event to the clock of another context. */
+/* Converts the time of an event, which is by its own context's clock, to the clock of another context. */
 uint64_t soft_event_for(const struct soft_event *event, const struct soft_context *context)
 {
     if (event->context == context || event->when_ns == 0)

@@ -22,7 +22,8 @@ enum { /* nvmlReturn_t */
 bool soft_mig(void);
 int soft_set_memory_limits(int device, const char *group, uint64_t soft, uint64_t hard);
 int soft_get_memory_limits(int device, const char *group, uint64_t *soft, uint64_t *hard, uint64_t *used);
-bool soft_within_limits(int device); /* called after the requested memory was added to the process's account */
+/* called after the memory that a program requested was added to its process's account */
+bool soft_within_limits(int device);
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes);
 
 /* Writes the PCI address of a device in NVML's notation. */

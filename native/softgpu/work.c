@@ -1,4 +1,4 @@
-/* Modules, launches and graphs. */
+/* Modules, kernel launches and graphs of the software GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -11,7 +11,8 @@ HIDDEN struct gpu *cot_thread_gpu(void);
 HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
 HIDDEN struct gpu *cot_gpu_at(uint32_t index);
 HIDDEN uint32_t cot_gpu_count(void);
-HIDDEN void cot_sync_begin(void);    /* called before a driver call in which the host waits for the GPU's work */
+/* called before a driver call in which the host waits for the GPU to finish its work */
+HIDDEN void cot_sync_begin(void);
 HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
 HIDDEN void cot_gate_begin_close(struct gpu *gpu, uint32_t reason);
 /* advances the turns of this process; returns the time in ns until the helper thread must call it again */

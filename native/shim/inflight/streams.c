@@ -87,8 +87,8 @@ void cot_streams_context_gone(CUcontext context)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* Returns whether a stream is being captured. Also returns true if the driver refuses to answer, which it does for
- * the legacy stream while another stream is being captured. */
+/* Returns whether a stream is being captured into a graph. Also returns true if the driver refuses to answer, which it
+ * does for the legacy stream while another stream is being captured. */
 bool cot_stream_is_capturing(CUstream handle)
 {
     int status = CU_CAPTURE_NONE;

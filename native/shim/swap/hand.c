@@ -29,7 +29,7 @@ union control {
     char bytes[CMSG_SPACE(sizeof(int))];
 };
 
-/* Returns a descriptor of the memory behind an address, or -1. */
+/* Returns a descriptor of the device memory behind an address, or -1. */
 int cot_hand_open(CUdeviceptr address)
 {
     uint64_t handle;
@@ -47,7 +47,7 @@ int cot_hand_open(CUdeviceptr address)
     return fd;
 }
 
-/* Sends a descriptor and a number over a socket. */
+/* Sends a descriptor of device memory and a number over a socket. */
 bool cot_hand_pass(int socket, int memory, uint64_t number, int flags)
 {
     union control control = {0};
@@ -61,7 +61,8 @@ bool cot_hand_pass(int socket, int memory, uint64_t number, int flags)
     return sendmsg(socket, &message, MSG_NOSIGNAL | flags) == (ssize_t)sizeof number;
 }
 
-/* Sends and closes the descriptor `memory`. If it cannot be sent, the memory becomes free. */
+/* Sends the descriptor `memory` of device memory to the other process and closes it. If it cannot be sent, the memory
+ * becomes free. */
 bool cot_hand_send(int memory, uint64_t bytes)
 {
     bool sent = cot_hand_pass(cot_hand.socket, memory, bytes, MSG_DONTWAIT);

@@ -57,7 +57,7 @@ void cot_swap_publish(struct region *region)
 
 /* ---- finding ---- */
 
-/* Finds the region that contains the address. The caller holds cot_swap_lock. */
+/* Finds the region that contains the address. The caller holds cot_swap_lock, which protects the list. */
 static struct region *find(CUdeviceptr address)
 {
     struct region *exact = *bucket(address);

@@ -74,7 +74,9 @@ class Runs:
 
 
 class SwitchLog:
-    """Meter of one GPU. Creating it raises WorkError if the driver does not provide the log."""
+    """Meter of the GPU time that processes use on one GPU. Creating it raises WorkError if the driver does not provide
+    the log of context switches.
+    """
 
     def __init__(self, uuid: str, minor: int) -> None:
         """`minor`: number of the GPU's device file, which is not the driver's own number of the GPU."""

@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Change:
-    """What must be changed for a layout. `fill`: GPU instances that lack a compute instance."""
+    """What must be changed to get a layout of MIG instances. `fill`: GPU instances that lack a compute instance."""
 
     keep: tuple[GpuInstance, ...]
     destroy: tuple[GpuInstance, ...]

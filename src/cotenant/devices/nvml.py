@@ -76,7 +76,7 @@ class NvmlGpu:
 
 
 class Nvml:
-    """A session with NVML; use it as a context manager."""
+    """A session with NVML, which is used as a context manager."""
 
     def __init__(self, library: ModuleType | Any | None = None) -> None:
         if library is None:

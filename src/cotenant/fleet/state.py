@@ -1,4 +1,6 @@
-"""Jobs and attempts as held by the controller, and the assignments of planners."""
+"""Jobs, attempts to run them (each a run of a job's processes), and the assignments that planners make, as the
+controller holds them.
+"""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ def keep_choice(spec: TenantSpec, now: TenantSpec) -> TenantSpec:
 
 
 def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
-    """The tenant with the values that its launcher chose. Raises InputError that names the range, or the option that
-    must be left out.
+    """Return the tenant with the values that its launcher chose. Raises InputError that names the range that a value is
+    outside of, or the option that must be left out.
     """
     chosen = {}
     for name, field in FIELDS.items():

@@ -1,1 +1,1 @@
-"""Fair queues for host-device copies of all tenants of a GPU."""
+"""Scheduling of the tenants' copies between host and GPU: the tenants' queues share the PCIe link by weight."""

@@ -47,7 +47,7 @@ class SavedTenant:
 
     @property
     def alive(self) -> bool:
-        """Whether the tenant's program or another process of the tenant still runs."""
+        """Return whether the tenant's program or another process of the tenant still runs."""
         return self.root_alive or any(alive(key) for key in self.processes)
 
     @property

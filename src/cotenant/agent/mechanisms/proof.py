@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """The MPS server, and its namespace if it has any, that limits a client."""
+    """The MPS server that limits a client, and the client's namespace if the server has namespaces."""
 
     server: str
     namespace: str = ""
@@ -36,7 +36,8 @@ class Look:
 
 
 class Sms(NamedTuple):
-    """SMs of one GPU: the number reserved for a tenant, and the most that its programs may use (0: unknown)."""
+    """Numbers of SMs of one GPU: reserved for a tenant, and the most that the tenant's programs may use (0: unknown).
+    """
 
     reserved: int
     at_most: int

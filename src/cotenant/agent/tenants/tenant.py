@@ -70,7 +70,9 @@ class Tenant:
 
     @property
     def pids(self) -> set[int]:
-        """Pids of the tenant's connected processes and of its program, which connects only when it uses the GPU."""
+        """Pids of the tenant's connected processes and of its program, since a program connects only when it uses the
+        GPU.
+        """
         return {s.peer.pid for s in self.sessions} | ({self.root.pid} if self.root else set())
 
     def slots_on(self, gpu: str) -> list[tuple[Session, int]]:
@@ -235,5 +237,5 @@ class Session:
 
 
 def work_kind(spec: TenantSpec) -> str:
-    """Class of a tenant: latency-sensitive, best-effort or neither, as text."""
+    """Return the class of a tenant as text: latency-sensitive, best-effort or neither."""
     return "best-effort" if spec.best_effort else "latency-sensitive" if spec.latency_sensitive else "normal"

@@ -27,7 +27,7 @@ LATE_REPORT_NS = 20_000_000
 
 
 class PausedTurn(NamedTuple):
-    """A turn that cannot begin until its tenant's memory is on the GPU: `resume_turn` or `fail_turn` ends the pause."""
+    """A turn that begins only when its tenant's memory is on the GPU: `resume_turn` or `fail_turn` ends the pause."""
 
     tenant: Tenant
     gpu: str
@@ -46,7 +46,7 @@ class Residents(Protocol):
 
 @dataclass(eq=False)
 class _Hold:
-    """A tenant's turn on a GPU, as granted to its processes."""
+    """A turn of a tenant on a GPU, as granted to the tenant's processes."""
 
     tenant: Tenant
     epoch: int

@@ -1,4 +1,6 @@
-"""Turns plans into orders: which attempts stop, are resized or parked, and which start when their GPUs are free."""
+"""Turns plans into orders to nodes: which jobs' processes stop, are resized or parked, and which jobs start when their
+GPUs are free.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ MOST_STARTS = 64  # largest number of jobs started in one step; starting hundred
 
 
 class Applier:
-    """Applies plans as far as GPUs are free; jobs that must wait keep their target until the next plan."""
+    """Applies plans as far as GPUs are free; jobs that must wait keep their target (the assignment that the plan gives
+    them) until the next plan.
+    """
 
     def __init__(self, table: JobTable, grace_s: float, folder: Path, parks: Mapping[str, bool]) -> None:
         self.table, self.grace_s, self.folder, self.parks = table, grace_s, folder, parks

@@ -1,4 +1,6 @@
-"""Leases of running attempts: extended well before they end, and remembered for nodes that stop responding."""
+"""Leases of running jobs: a lease is the time for which a node may run a job without hearing from a controller. Leases
+are extended well before they end, and remembered for nodes that stop responding.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ LOST_MARGIN_S = 1.0
 
 
 class Leases:
-    """Extends the leases of running attempts; `keep_s`: length of a lease. The end of a lease is a time of the node's
-    own monotonic clock, so that a delayed order does not grant more time than a prompt one.
+    """Extends the leases of running jobs; `keep_s`: length of a lease. The end of a lease is a time of the node's own
+    monotonic clock, so that a delayed order does not grant more time than a prompt one.
     """
 
     def __init__(self, lease_s: float, keep_s: float) -> None:
@@ -28,8 +30,8 @@ class Leases:
         self, orders: Mapping[str, list[dict[str, Any]]], here: Mapping[str, list[Job]], clocks_ns: Mapping[str, int],
         fleet_s: float, monotonic_s: float, may_extend: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """Add due extensions to the orders. `here`: jobs on each node; `clocks_ns`: nodes' clocks read before
-        `may_extend` was asked.
+        """Add the lease extensions that are due to the orders. `here`: jobs on each node; `clocks_ns`: nodes' clocks
+        read before `may_extend` was asked.
         """
         for name in here:
             self._ends_s.setdefault(name, fleet_s + self.keep_s)

@@ -62,7 +62,7 @@ def this_boot() -> int:
 
 
 class Page:
-    """The mapped page of an attempt. The runner holds the page's lock as long as it is alive."""
+    """The mapped page of an attempt to run a job. The attempt's runner holds the page's lock as long as it is alive."""
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)

@@ -95,7 +95,7 @@ class WebhookApp:
 
 
 async def read_body(scope: Message, receive: Receive) -> bytes | None:
-    """The body of a request; None if it is larger than a review may be."""
+    """Read the body of a request; None if it is larger than a review may be."""
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if not declared.isdigit() or int(declared) > MAX_BODY_BYTES:
         return None

@@ -60,8 +60,9 @@ class NodePods:
         return True
 
     def waiting(self, fresh: bool) -> list[tuple[int, int]]:
-        """(share units, memory units) of containers that wait for devices. `fresh`: list the pods first. Called by the
-        kubelet's threads."""
+        """Return (share units, memory units) of each container that waits for devices. `fresh`: list the pods first.
+        Called by the kubelet's threads.
+        """
         # after a failed listing the pods are not listed again soon, since the kubelet waits for the answer
         if fresh and time.monotonic() - self._failed_s > LIST_EVERY_S:
             self.refresh((), force=True)

@@ -39,7 +39,7 @@ class NodeSlices:
         self._inventory.wait(0, FIRST_LOOK_S)
 
     def instances(self) -> set[str]:
-        """UUIDs of the MIG instances among the devices."""
+        """UUIDs of the MIG instances among the node's devices."""
         return {piece.uuid for piece in self._inventory.slices}
 
     def uuid_of(self, device: str) -> str:

@@ -28,13 +28,13 @@ class FolderWatch:
         self._add()
 
     def _add(self) -> None:
-        """Watch the folder, again if it was replaced."""
+        """Watch the folder; watch it again if it was replaced by another folder of that name."""
         if self._inotify >= 0:
             mask = MOVED_FROM | MOVED_TO | CREATED | DELETED
             self._watching = self._libc.inotify_add_watch(self._inotify, os.fsencode(self._folder), mask) >= 0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most `seconds`; returns whether something happened."""
+        """Wait for at most `seconds`; returns whether a socket appeared or disappeared, or `wake` was called."""
         if not self._watching:
             self._add()
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""Dispatch: forms batches of requests and gives them to workers; holds the live state of the server."""
+"""Dispatch: forms batches of requests and gives them to worker processes; holds the live state of the server."""
 
 from cotenant.core.extras import require
 

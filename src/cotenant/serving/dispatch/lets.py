@@ -1,4 +1,4 @@
-"""State of a gpulet at run time (its worker and its current batch), and of the loaded model of a service."""
+"""State of a gpulet (a part of a GPU that one worker serves) at run time, and of the loaded model of a service."""
 
 from __future__ import annotations
 

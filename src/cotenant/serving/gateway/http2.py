@@ -64,7 +64,7 @@ class _Table(HeaderTable):
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection."""
+    """One client's HTTP/2 connection."""
 
     def __init__(self, front: Http2Front) -> None:
         self.front = front

@@ -55,7 +55,9 @@ def exposition(api: Api, doors: Mapping[str, tuple[int, int]]) -> str:
 
 
 class Got:
-    """Measures which share of a GPU each gpulet used during about the last WINDOW_MS."""
+    """Measures which share of a GPU each gpulet (a part of a GPU that one worker serves) used during about the last
+    WINDOW_MS.
+    """
 
     def __init__(self) -> None:
         self._seen: WeakKeyDictionary[Let, deque[tuple[float, float]]] = WeakKeyDictionary()

@@ -95,7 +95,7 @@ def _file(own: Mapping[str, Any], service: str, methods: Mapping[str, bool], pre
 
 
 class _Reflection:
-    """Answers clients' questions about the descriptors."""
+    """Answers clients' questions about the descriptors of the server's services."""
 
     def __init__(self, own: Mapping[str, Any], files: list[Any]) -> None:
         self.own = own
@@ -116,7 +116,7 @@ class _Reflection:
             self._symbols[f"{name}.{method.name}"] = file
 
     def serve(self, slot: Slot, data: bytes) -> None:
-        """One request of the stream."""
+        """Answer one request of the reflection stream."""
         from google.protobuf.message import DecodeError
 
         try:

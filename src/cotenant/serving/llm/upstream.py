@@ -45,7 +45,7 @@ class Link(asyncio.Protocol):
         self.kept = False  # the connection was idle before this request, so the program may be closing it now
 
     def ask(self, request: bytes, receiver: Receiver) -> None:
-        """Send a request."""
+        """Send a request on this connection."""
         self._receiver = receiver
         self._parser = httptools.HttpResponseParser(self)
         self.transport.write(request)
@@ -56,7 +56,7 @@ class Link(asyncio.Protocol):
         self.transport.abort()
 
     def slow(self, full: bool) -> None:
-        """Pause reading from the program (True), or resume."""
+        """Pause reading from the program (True), or resume (False)."""
         if not self.transport.is_closing():
             self.transport.pause_reading() if full else self.transport.resume_reading()
 

@@ -55,7 +55,7 @@ class _Model:
 
 @dataclass
 class _New:
-    """A gpulet whose worker is being created."""
+    """A gpulet (a part of a GPU) whose worker is being created."""
 
     let: Let
     worker: Worker

@@ -32,8 +32,9 @@ CELL_S = 0.1
 
 
 def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
-    """Whether a services file has no profile, and its only GPU stands for this machine's CPU cores, so that the models
-    must be measured."""
+    """Return whether a services file has no profile, and its only GPU stands for this machine's CPU cores, so that the
+    models must be measured.
+    """
     deployment = config.deployment
     if profile is not None or deployment.profiles or deployment.capabilities.needs_gpu:
         return False
