@@ -64,8 +64,9 @@ def explain(
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """Wrap lines at the width of the terminal. A continued line is indented to where the text begins, to the right of
-    the times."""
+    """Wrap the lines of a job's history at the width of the terminal. A continued line is indented to where the text
+    begins, to the right of the times.
+    """
     import shutil
     import textwrap
 

@@ -1,4 +1,5 @@
-"""Tables that drop whole columns on a narrow terminal, instead of cutting figures, and name what they dropped."""
+"""Prints tables that drop whole columns on a narrow terminal, instead of cutting figures, and name the dropped columns.
+"""
 
 from __future__ import annotations
 

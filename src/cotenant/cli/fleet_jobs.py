@@ -1,4 +1,4 @@
-"""How `cotenant explain` finds a job: in the folder of a run or fleet, or by id in the running fleet."""
+"""Finds the job that `cotenant explain` names: in the folder of a run or fleet, or by id in the running fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables printed by `cotenant queue` and `cotenant fleet status`."""
+"""Prints the tables of `cotenant queue` and `cotenant fleet status`."""
 
 from __future__ import annotations
 

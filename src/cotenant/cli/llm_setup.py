@@ -1,4 +1,6 @@
-"""Shared by commands for language models: requests from options, a simulator setup from models.yaml and profiles."""
+"""Code that the commands for language models share: requests from options, a simulator setup from models.yaml and
+profiles.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Result tables for requests to language models."""
+"""Prints tables of results about requests to language models."""
 
 from __future__ import annotations
 

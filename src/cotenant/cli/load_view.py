@@ -1,4 +1,4 @@
-"""Tables of a load test: a live one while it runs, and the result."""
+"""Prints tables of a load test: a live one while the test runs, and the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options for the log of commands that run until they are stopped."""
+"""Options that set the log of commands that run until they are stopped."""
 
 from __future__ import annotations
 

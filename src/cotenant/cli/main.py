@@ -1,4 +1,6 @@
-"""Entry point: imports only the module of the given verb and prints every error as one sentence."""
+"""The entry point of the command line: imports only the module of the given verb and prints every error as one
+sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notice on standard error before a planner or simulator is compiled, which takes a while."""
+"""Prints a notice on standard error before a planner or simulator is compiled, which takes a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of `cotenant plan`: one JSON object, or tables."""
+"""Prints the result of `cotenant plan`: one JSON object, or tables."""
 
 from __future__ import annotations
 

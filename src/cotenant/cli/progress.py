@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar on a terminal, otherwise a line per minute."""
+"""Shows the progress of long work on standard error: a bar on a terminal, otherwise a line per minute."""
 
 from __future__ import annotations
 

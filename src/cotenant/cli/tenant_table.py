@@ -1,4 +1,4 @@
-"""The table of tenants that ps prints and top refreshes."""
+"""The table of tenants that `cotenant ps` prints and `cotenant top` refreshes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Workload:
 @dataclass(frozen=True)
 class Need:
     """The needs of one demand type before they become rows of a table: CPU in cores and memory in bytes for the whole
-    job; NaN: the profile decides.
+    job; NaN: the profile of the job's model decides.
     """
 
     profile: ModelProfile
@@ -211,7 +211,7 @@ def _per_gpu(group: NodeGroup) -> tuple[float, float]:
 
 
 def runnable_jobs(jobs: work.Jobs, cluster: Cluster) -> NDArray[np.bool_]:
-    """Return which jobs the cluster could hold if it were empty, by number of GPUs and GPU model."""
+    """Return the mask of the jobs that the cluster could hold if it were empty, by number of GPUs and GPU model."""
     have: dict[str, int] = {}
     for group in cluster.groups:
         have[group.gpu.name] = have.get(group.gpu.name, 0) + group.count * group.gpus
@@ -276,8 +276,8 @@ class _Tables:
         share = share_cpu * gpus if not part else share_cpu * part // 1000
         full = profile_cpu * 1000 * need.gpus
         if not clipped and share < full and clipped_cpu < full:
-            # Synergy estimates the speed after limiting by a linear function of CPU between the proportional and the
-            # ideal amount
+            # Synergy estimates the speed of a job whose CPU is limited by a linear function between the proportional
+            # and the ideal amount of CPU
             fraction = max(0.0, (clipped_cpu - share) / (full - share))
         return clipped_cpu // gpus, clipped_memory // gpus, fraction
 
@@ -309,8 +309,8 @@ class _Tables:
         return cpus, memories, [need.profile.iteration_s / s / factor if s > 0 else np.inf for s in speeds]
 
     def _gpu_factor(self, profile: ModelProfile, kind: int) -> float:
-        """Return the speed of the kind's GPU relative to the GPU to which the trace refers, by default the cluster's
-        first.
+        """Return the training speed of the GPU of a kind of node relative to the GPU to which the trace refers, by
+        default the cluster's first.
         """
         own, reference = self.kinds[kind].gpu, self.trace_gpu or self.kinds[0].gpu
         if own.name == reference.name:

@@ -43,10 +43,12 @@ RESERVED_PRIORITY = HELD_PRIORITY - 1
 
 
 class Context(NamedTuple):
-    """What the keys need besides the jobs: limits of queues, the Gittins table, and the number of GPUs in the cluster.
+    """What the ordering's keys need besides the jobs: limits of queues, the Gittins table, and the number of GPUs in
+    the cluster.
     """
 
-    queue_limits_gpu_s: Array  # f8[Q], increasing: at these attained GPU-seconds, a job moves to the next queue
+    # f8[Q], increasing: a job moves to the next queue when it has attained one of these numbers of GPU-seconds
+    queue_limits_gpu_s: Array
     gittins_gpu_s: Array  # f8[S], increasing: attained GPU-seconds from which the index of the same position applies
     gittins_index: Array  # f8[S]: Gittins index of jobs with at least that attained service
     cluster_gpus: float
@@ -95,8 +97,8 @@ def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Deman
 
 @inner
 def rank(now: float, job: int, jobs: Array, context: Context) -> int:
-    """Return what precedes the key: the job's priority, or the highest one once it has waited for longer than the
-    reservation time.
+    """Return the number by which jobs are ordered before the key: the job's priority, or the highest one once it has
+    waited for longer than the reservation time.
 
     A job that runs by its reservation ranks above those that still wait.
     """
@@ -113,12 +115,14 @@ def _goes_first(a: int, b: int, jobs: Array) -> bool:
         return bool(jobs[a].rank > jobs[b].rank)
     if jobs[a].key != jobs[b].key:
         return bool(jobs[a].key < jobs[b].key)
-    return a < b  # the job that arrived first, since jobs are numbered by arrival
+    return a < b  # the job that arrived first goes first, since jobs are numbered by arrival
 
 
 @inner
 def sort_jobs(order: Any, n: int, jobs: Array, scratch: Any) -> None:
-    """Sort order[:n] in place by a natural merge sort, which needs one comparison per job if it is already sorted."""
+    """Sort order[:n] in place by a natural merge sort, which needs one comparison per job if the array is already
+    sorted.
+    """
     while True:
         runs = 0
         begin = 0
@@ -211,7 +215,7 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     for i, a in enumerate(attained):
         first = int(np.searchsorted(sample, a, side="right"))
         alive = len(sample) - first
-        if alive == 0:  # no job of the sample ran for this long, so a job that does comes last
+        if alive == 0:  # no job of the sample ran for this long, so a job that runs for this long goes last
             continue
         later = ends > a
         served = below_end[later] - first

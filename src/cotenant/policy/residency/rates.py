@@ -23,8 +23,8 @@ class MoveRates:
     seen: set[str] = field(default_factory=set)
 
     def seconds(self, out_bytes: int, in_bytes: int) -> float:
-        """Return the time in seconds of a switch whose two directions overlap: min(out, in) at `both_bps`, the rest at
-        the rate of its direction.
+        """Return the time in seconds of a move of memory in both directions, which overlap: min(out, in) at `both_bps`,
+        the rest at the rate of its direction.
         """
         if not out_bytes and not in_bytes:
             return 0.0

@@ -1,4 +1,6 @@
-"""Settings of shares by the hardware's time slices, and the slices of tenants beside a latency-sensitive one."""
+"""Settings for sharing a GPU by the hardware's time slices, and the time slices of tenants beside a latency-sensitive
+one.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,7 @@ class SliceSettings:
     # sum of all tenants' slices until the first correction; short enough for many runs, which show whether queues run
     # empty
     first_period_ns: int = 12 * MS_NS
-    # length of a period of the timetable, in which tenants run one at a time; beside a latency-sensitive tenant, the
-    # period is this long for each other tenant
+    # shortest turn of a tenant in a timetable; a tenant whose share is shorter has a turn only in some periods
     period_ns: int = 100 * MS_NS
     # shortest turn in a timetable; a tenant whose share is shorter has a turn only in some periods
     turn_ns: int = 5 * MS_NS

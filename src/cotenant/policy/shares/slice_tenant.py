@@ -12,8 +12,8 @@ from cotenant.policy.shares.account import Share
 
 
 class Usage(NamedTuple):
-    """Usage since the tenant joined: GPU time, number of runs, and how many runs ended because the tenant had no more
-    work queued, not because its time slice ended.
+    """A tenant's usage of the GPU since it joined: GPU time, number of runs, and how many runs ended because the tenant
+    had no more work queued, not because its time slice ended.
     """
 
     busy_ns: int = 0
@@ -21,7 +21,7 @@ class Usage(NamedTuple):
     yields: int = 0
 
 
-IDLE_STEPS = 5  # a tenant is idle after this many steps in which it used no GPU time
+IDLE_STEPS = 5  # a tenant is idle after this many correction steps in which it used no GPU time
 
 
 class Had(NamedTuple):
@@ -47,19 +47,19 @@ class SliceTenant:
     share: Share
     work_class: str
     groups: int = 0  # number of the tenant's compute channel groups on this GPU
-    slice_us: int = 0  # the time slice that was set in us; 0: none was set yet
+    slice_us: int = 0  # the time slice that was set for the tenant, in us; 0: none was set yet
     on: bool = True
     # factor on the tenant's time slice, by which measured deviations from its share are corrected
     correction: float = 1.0
-    duty: float = 1.0  # fraction of each period in which the tenant may run
-    density: float = 1.0  # fraction of the time in which only this tenant may run for which it really uses the GPU
+    duty: float = 1.0  # fraction of each period of the timetable in which the tenant may run
+    density: float = 1.0  # of the time in which only this tenant may run, the fraction for which it really uses the GPU
     brief: bool = False  # the tenant has only a little work in flight while a latency-sensitive tenant works
-    # time slices alone did not give the tenant its share, because its queue ran empty too often
+    # whether the tenant's queue ran empty too often, so that time slices alone did not give it its share
     needs_turns: bool = False
-    idle_steps: int = 0  # number of successive steps in which the tenant used no GPU time
+    idle_steps: int = 0  # number of successive correction steps in which the tenant used no GPU time
     debt_ns: float = 0.0  # GPU time above its limit that the tenant still owes
     total: Usage = field(default_factory=Usage)
-    # (time, sum of the time with enabled channels, sum of the usage) at earlier steps
+    # measurements at earlier correction steps: (time, sum of the time with enabled channels, sum of the usage)
     history: deque[tuple[int, int, Usage]] = field(default_factory=deque)
     _on_ns: int = 0
     _since_ns: int = 0
@@ -76,7 +76,7 @@ class SliceTenant:
         self.on, self._since_ns = on, now_ns
 
     def forget(self, now_ns: int) -> None:
-        """Discard past measurements; the caller then calls `begin` with the usage so far."""
+        """Discard the tenant's past measurements; the caller then calls `begin` with the usage so far."""
         self.history.clear()
         if self.total == Usage():
             self.begin(Usage(), now_ns)

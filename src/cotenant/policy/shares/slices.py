@@ -27,15 +27,18 @@ NO_REQUEST = 0.005  # share of each tenant without a request if the requests of 
 
 
 class GpuSlices:
-    """The time slices of one GPU. Event methods return instructions; `wake_ns` says when `advance` is due."""
+    """The time slices of the tenants of one GPU. Event methods return instructions; `wake_ns` says when `advance` is
+    due."""
 
     def __init__(self, gpu: str, settings: SliceSettings | None = None) -> None:
         self.gpu = gpu
         self.settings = settings or SliceSettings()
         self.tenants: dict[str, SliceTenant] = {}
-        self.one_at_a_time = False  # tenants run one at a time, because the queue of one of them runs empty too often
-        self._probing = False  # a tenant has just begun to work, so it is not known yet whether its queue runs empty
-        # a latency-sensitive tenant uses time that belongs to other tenants, so it has no precedence now
+        # whether tenants run one at a time, because the queue of one of them runs empty too often
+        self.one_at_a_time = False
+        # whether a tenant has just begun to work, so that it is not known yet whether its queue runs empty
+        self._probing = False
+        # whether a latency-sensitive tenant uses time that belongs to other tenants, so that it has no precedence now
         self.hogged = False
         self._turns_again = 0  # number of further correction steps in which tenants are not run one at a time
         self._next_step_ns = 0
@@ -67,18 +70,18 @@ class GpuSlices:
         tenant = self.tenants[name]
         came = tenant.groups == 0 and count > 0
         tenant.groups, tenant.slice_us = count, 0
-        # the new channel group is stopped, too
+        # the tenant is stopped, so its new channel group is stopped, too
         off: list[SliceInstruction] = [] if tenant.on or not count else [Stop(self.gpu, name)]
         return off + (self._changed(now_ns) if came or not count else self._apply(now_ns))
 
     def brief(self, names: Collection[str], now_ns: int) -> list[SliceInstruction]:
-        """Set which tenants hold back launches beside latency-sensitive work, so that little is in flight."""
+        """Set which tenants hold back launches beside latency-sensitive work, so that little work is in flight."""
         for tenant in self.tenants.values():
             tenant.brief = tenant.name in names
         return self._apply(now_ns)
 
     def used(self, usage: Mapping[str, Usage], now_ns: int) -> list[SliceInstruction]:
-        """Record the tenants' usage since they joined. The slices are corrected every `step_ns`."""
+        """Record the tenants' usage since they joined. The tenants' time slices are corrected every `step_ns`."""
         known = {name: total for name, total in usage.items() if name in self.tenants and self.tenants[name].groups}
         woken = [t for t in (self.tenants[name] for name in known) if not t.competes and known[t.name] != t.total]
         for name, total in known.items():
@@ -143,7 +146,8 @@ class GpuSlices:
         return divide(weights, limits)
 
     def shortest_period_ns(self, shares: Mapping[str, float]) -> float:
-        """Return the sum of all slices: long enough that switches cost little, short enough for window and hardware."""
+        """Return the sum of all tenants' time slices in ns: long enough that switches cost little, short enough for
+        window and hardware."""
         settings = self.settings
         if len(shares) < 2:
             return float(settings.longest_ns)
@@ -247,7 +251,7 @@ class GpuSlices:
         return out + self._switch(now_ns)
 
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
-        """Discard measurements, because a tenant joined, left or has another share."""
+        """Discard measurements of the tenants' usage, because a tenant joined, left or has another share."""
         self.hogged = False
         self._turns_again = 0
         self._probe(now_ns)
@@ -304,8 +308,8 @@ class GpuSlices:
 
     def _hogs(self, here: list[SliceTenant]) -> bool:
         """Whether a latency-sensitive tenant uses more than its share while a normal tenant gets less than its own. A
-        latency-sensitive tenant then loses its precedence and gets its share; it gets it back when it uses less.
-        """
+        latency-sensitive tenant then loses its precedence and gets its share; the tenant regains its precedence when it
+        uses less."""
         first = [t for t in here if t.work_class == "latency-sensitive"]
         others = [t for t in here if t.work_class == "normal"]
         if not first or not others or any(t.window().span_ns < 2 * self.settings.step_ns for t in here):
@@ -317,8 +321,8 @@ class GpuSlices:
         return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
 
     def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
-        """Correct the fraction of a period in which a tenant with a limit may run. The limit, less what the tenant has
-        used above it, is divided by the fraction of that time in which the tenant uses the GPU."""
+        """Correct the fraction of a period of the timetable in which a tenant with a limit may run. The limit, less
+        what the tenant has used above it, is divided by the fraction of that time in which the tenant uses the GPU."""
         limit, settings = tenant.share.limit, self.settings
         if limit >= 1.0:
             return
@@ -358,7 +362,8 @@ class GpuSlices:
         """
         together = sum(step.part for step in steps.values())
         switching = sum(step.usage.runs * self.settings.switch_ns / step.span_ns for step in steps.values())
-        # the time that the switches took is added, since the tenants would have it if there were no switches
+        # the time that the switches took is added to the tenants' usage, since the tenants would have it if there were
+        # no switches
         together = min(1.0, together + (switching if switching > 0.1 else 0.0))
         lacking = list[SliceTenant]()
         for name, step in steps.items():
@@ -374,8 +379,8 @@ class GpuSlices:
         return lacking
 
     def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """Return to slices for a while if a tenant uses little of its part of the timetable, because with slices the
-        hardware skips it. A tenant that has stopped working is soon removed from the timetable.
+        """Return from the timetable to time slices for a while if a tenant uses little of its part of the timetable,
+        because with slices the hardware skips it. A tenant that has stopped working is soon removed from the timetable.
         """
         lately = {t.name: t.since(self._alike_ns) for t in here}
         known = all(one.span_ns >= self.settings.window_ns / 2 for one in lately.values())

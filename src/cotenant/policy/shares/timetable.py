@@ -1,4 +1,4 @@
-"""How a whole is divided among tenants, and how long their turns are in a period of a timetable."""
+"""How the time of a GPU is divided among tenants, and how long their turns are in a period of a timetable."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 
 def turn_lengths(parts: Mapping[str, float], period_ns: int, turn_ns: int, number: int) -> dict[str, float]:
-    """Length of each tenant's turn in period `number`, in nanoseconds. Over several periods, a tenant gets its part of
-    the time. A tenant whose turn would be shorter than `turn_ns` has a longer turn in only some of the periods.
+    """Return the length of each tenant's turn in period `number`, in nanoseconds. Over several periods, a tenant gets
+    its part of the time. A tenant whose turn would be shorter than `turn_ns` has a longer turn in only some of the
+    periods.
     """
     lengths = dict[str, float]()
     for index, (name, part) in enumerate(parts.items()):
@@ -22,8 +23,8 @@ def turn_lengths(parts: Mapping[str, float], period_ns: int, turn_ns: int, numbe
 
 
 def divide(weights: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, float]:
-    """Divide a whole by weight, so that each part is at most its limit; what limits leave is divided among the others.
-    Some may remain.
+    """Divide a whole (1) among tenants by weight, so that each part is at most the tenant's limit; what limits leave is
+    divided among the other tenants. If all parts are at their limits, some of the whole remains.
     """
     parts = dict.fromkeys(weights, 0.0)
     left, open_ = 1.0, dict(weights)

@@ -48,8 +48,8 @@ class Turn:
         return min(self.quota_ns // 5, MARGIN_NS)
 
     def given_up_ns(self, stuck_ns: int) -> int | None:
-        """Return when the GPU of a revoked turn is granted to others although its work has not ended. None: the turn
-        was not revoked.
+        """Return the time at which the GPU of a revoked turn is granted to other tenants although the holder's work has
+        not ended. None: the turn was not revoked.
 
         A gang's work may wait for launches that are held back on its other GPUs since the turn ended, so a longer wait
         would not help.
@@ -59,15 +59,14 @@ class Turn:
         return self.revoked_ns + (min(stuck_ns, GANG_DRAIN_NS) if self.account.share.gang else stuck_ns)
 
     def may_be_endless(self, now_ns: int, alone_ns: int) -> bool:
-        """Whether the turn may become unbounded: no other tenant has wanted the GPU for long, and the holder has no
-        limit and is not a gang.
+        """Whether the turn may become unbounded: no other tenant has wanted the GPU for at least `alone_ns`, and the
+        holder has no limit and is not a gang.
         """
         share = self.account.share
         return share.limit >= 1.0 and not share.gang and self.account.crowd.is_alone(now_ns, alone_ns)
 
     def next_deadline_ns(self, now_ns: int, alone_ns: int) -> int | None:
-        """Return the extended deadline of the turn, for whose end no other tenant waits. None: the deadline is not
-        changed.
+        """Return the later deadline of a turn for whose end no other tenant waits. None: the deadline is not changed.
         """
         if self.may_be_endless(now_ns, alone_ns):
             return ENDLESS_NS

@@ -1,4 +1,4 @@
-"""Converts plans to the rows of a packing state and back."""
+"""Converts serving plans to the rows of a packing state, the arrays of a search, and back."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def place_as(
 
 
 def _together(T: Tables, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]]:
-    """Return those (service, seat) of a gpulet that may share it. If both latency-sensitive and best-effort services
-    are there, the latency-sensitive ones stay.
+    """Return those (service, seat) of a gpulet (part of a GPU) that may share it. If both latency-sensitive and
+    best-effort services are there, the latency-sensitive ones stay.
     """
     groups = T.svc["group"]
     stays = max((groups[i] for i, _ in seats), default=0)
@@ -79,7 +79,9 @@ def place_patterns(T: Tables, table: SharedTable, chosen: Sequence[int], rates: 
 
 
 def gpulets(gpus: Gpus, state: State, g: int, services: Sequence[Service]) -> list[Gpulet]:
-    """Return the gpulets of GPU g as a plan has them, one for each process, with the places of their MIG instances."""
+    """Return the gpulets (parts) of GPU g as a plan has them, one for each process, with the places of their MIG
+    instances.
+    """
     profile, rows = gpus.profile_of(g), state[g]
     used = np.nonzero(rows["count"])[0].tolist()
     sizes = {j: profile.partitions[int(rows["part"][j])] for j in used}

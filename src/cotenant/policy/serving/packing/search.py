@@ -27,9 +27,9 @@ from cotenant.policy.serving.packing.kernel import (
     spare,
 )
 
-# compiler options of functions that create arrays, or that call functions which do
+# options with which numba compiles functions that create arrays, or that call such functions
 counted = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-# number of bisection steps in the search for the largest rate that fits; they leave an error of 1 %
+# number of bisection steps in the search for the largest rate that a gpulet can serve; they leave an error of 1 %
 STEPS = np.int64(7)
 COARSE = np.int64(4)  # number of bisection steps in the search for a rate when gpulets are only compared
 JUST = 1.0 - 1e-6  # the capacity of a gpulet is multiplied by this; at its exact capacity, rounding could break an SLO
@@ -50,7 +50,9 @@ def uniform(rng: np.ndarray) -> float:
 
 @inner
 def free_fraction(T: Tables, A: State, g: int) -> tuple[float, int, int]:
-    """Return (fraction that is not assigned, number of gpulets, first free slot or -1) of GPU g."""
+    """Return (fraction that is not assigned, number of gpulets, first free slot for a gpulet or -1) of GPU g, which is
+    divided into gpulets.
+    """
     used, lets, slot = 0.0, 0, -1
     for j in range(A.shape[1]):
         if A[g, j].part >= 0:
@@ -63,8 +65,9 @@ def free_fraction(T: Tables, A: State, g: int) -> tuple[float, int, int]:
 
 @inner
 def consumed(T: Tables, t: int, p: int, lets: int) -> float:
-    """Return the part of a GPU that a new gpulet takes: of its SMs or of its number of gpulets, whichever is larger. A
-    GPU that is already in use costs a little less."""
+    """Return the fraction of a GPU that a new gpulet (part of the GPU) takes: of the SMs or of the largest number of
+    gpulets, whichever is larger. A GPU that is already in use costs a little less.
+    """
     return max(T.size[t, p].frac, T.size[t, p].procs / T.gpu[t].lets) + (0.02 if lets == 0 else 0.0)
 
 
@@ -89,8 +92,8 @@ def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
 
 @inner
 def raise_seats(T: Tables, A: State, B: State, s: int, r: float) -> float:
-    """Give service s, on the gpulets where it already is, as much of rate r as they can serve. Returns what remains of
-    r.
+    """Give service s, on the gpulets (parts of GPUs) where it already is, as much of rate r as they can serve. Returns
+    what remains of r.
     """
     for g in range(A.shape[0]):
         for j in range(A.shape[1]):
@@ -107,8 +110,8 @@ def raise_seats(T: Tables, A: State, B: State, s: int, r: float) -> float:
 def whole_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> bool:
-    """Place the whole rate r of service s on the one gpulet that costs least. Returns False, with nothing changed, if
-    no gpulet can serve it.
+    """Place the whole rate r of service s on the one gpulet (part of a GPU) that costs least. Returns False, with
+    nothing changed, if no gpulet can serve it.
     """
     best, bg, bj, bp = INF, NOWHERE, NOWHERE, NOWHERE
     fresh = np.zeros(T.gpu.shape[0], np.bool_)
@@ -263,7 +266,8 @@ def fill(
     left: np.ndarray,
 ) -> float:  # fmt: skip
     """Place the rates that services still lack, in the given order of services. `left[S]` gets the rates that were not
-    placed. Returns their cost in GPUs."""
+    placed. Returns the cost of these rates in GPUs.
+    """
     missing = 0.0
     have = held(A, rates.shape[0])
     for i in range(order.shape[0]):
@@ -292,7 +296,7 @@ def ruin(T: Tables, A: State, rng: np.ndarray, services: int) -> None:
 
 @inner
 def drop_seat(A: State, g: int, j: int, s: int) -> None:
-    """Remove service s from a gpulet; a gpulet that becomes empty is removed, too."""
+    """Remove service s from gpulet j (a part) of GPU g; a gpulet that becomes empty is removed, too."""
     for k in range(A[g, j].count):
         if A[g, j].svc[k] == s:
             last = A[g, j].count - 1
@@ -339,8 +343,8 @@ def climb(
     T: Tables, A: State, B: State, C: State, best: State, direction: np.ndarray, need: float, bound: float,
     budget: int, limit: int, rng: np.ndarray,
 ) -> float:  # fmt: skip
-    """Raise the common factor on `direction` until it reaches `need`, or until `budget` packings have been tried.
-    Returns the factor reached; its packing is in `best`. The walk itself does not depend on `need`.
+    """Raise the common factor on the rates `direction` until it reaches `need`, or until `budget` packings have been
+    tried. Returns the factor reached; its packing is in `best`. The walk itself does not depend on `need`.
     """
     reached = 0.0
     left = np.zeros(direction.shape[0])

@@ -25,7 +25,7 @@ from cotenant.policy.serving.packing.kernel import Tables
 from cotenant.policy.solver import compressed, solve_milp
 
 VECTORS = 4000  # if a partition has more batch vectors than this, no patterns are listed
-PAIRS = 4_000_000  # largest number of pairs of batch vectors, for two partitions of a GPU, that are listed
+PAIRS = 4_000_000  # pairs of batch vectors, for two partitions of a GPU, are listed only up to this number
 PRICES = 16  # number of recent price vectors that a node of the search tries before it computes a new one
 TINY = 1e-9
 
@@ -44,7 +44,9 @@ class SharedTable:
 
 
 def shared_table(T: Tables, types: Sequence[int]) -> SharedTable | None:
-    """Return all undominated patterns of these GPU types with at most two gpulets; None if there would be too many."""
+    """Return all undominated patterns (ways to divide a GPU) of these GPU types with at most two gpulets; None if there
+    would be too many.
+    """
     found: list[_Rows] = []
     for t in types:
         parts = np.nonzero(T.size["allowed"][t])[0].tolist()
@@ -72,7 +74,9 @@ def shared_table(T: Tables, types: Sequence[int]) -> SharedTable | None:
 
 
 def _vectors(T: Tables, t: int, p: int) -> np.ndarray:
-    """Return (n, S): the batches of every set of services that keep their SLOs in turns, alone on partition p."""
+    """Return (n, S): the batches of every set of services that keep their SLOs if they take turns on partition p,
+    without neighbours.
+    """
     services, slo = len(T.svc), T.svc["slo"]
     ms = _ms(T, t, p)
     several = T.size["procs"][t, p] == 1
@@ -97,7 +101,7 @@ def _vectors(T: Tables, t: int, p: int) -> np.ndarray:
             out.append(rows)
             count += len(rows)
         if count == before:
-            break  # no set of this size keeps its SLOs, so no larger set does
+            break  # no set of this many services keeps its SLOs, so no larger set does
     return np.concatenate(out)
 
 
@@ -123,7 +127,7 @@ class _Vectors:
 
     def work(self, pressure: np.ndarray) -> np.ndarray:
         """Return (n, m): ms of a cycle of each batch vector beside neighbours that slow it down by each of these
-        pressures; below 0: alone.
+        pressures; below 0: without neighbours.
         """
         T, t, p = self.T, self.t, self.p
         out = np.zeros((len(self.batches), len(pressure)))
@@ -151,7 +155,7 @@ class _Rows(NamedTuple):
 
 
 def _beside(t: int, a: _Vectors, b: _Vectors) -> list[_Rows]:
-    """Return the undominated patterns of two gpulets, for each combination of services on them."""
+    """Return the undominated patterns of two gpulets (parts of a GPU), for each combination of services on them."""
     work_a, work_b = a.work(b.press), b.work(a.press).T
     i, j = np.nonzero((work_a <= a.limit[:, None]) & (work_b <= b.limit[None, :]))
     weight = 1 << np.arange(a.batches.shape[1], dtype=np.int64)
@@ -210,8 +214,9 @@ class _Search:
         return np.concatenate([price, worth]) / total
 
     def cover(self, rows: np.ndarray, caps: np.ndarray, rates: np.ndarray, counts: np.ndarray) -> list[int] | None:
-        """Return patterns (of these rows of the table, with these capacities) that serve the rates; None if there are
-        none."""
+        """Return patterns, which are ways to divide a GPU (of these rows of the table, with these capacities) that
+        serve the rates; None if there are none.
+        """
         if not (rates > 0).any():
             return []
         kind = self.table.kind[rows]
@@ -272,8 +277,9 @@ class _Search:
 
 
 def serve_all(table: SharedTable, rates: np.ndarray, counts: np.ndarray, time_limit_s: float) -> tuple[str, list[int]]:
-    """Return (found, patterns), (infeasible, none) if no plan at all serves the rates, or (undecided, none) if the time
-    ran out."""
+    """Search for patterns (ways to divide a GPU) that serve the rates. Returns (found, patterns), (infeasible, none) if
+    no plan at all serves the rates, or (undecided, none) if the time ran out.
+    """
     search = _Search(table, time.monotonic() + time_limit_s)
     found = search.cover(np.arange(len(table.caps)), table.caps, rates, counts)
     if found is not None:

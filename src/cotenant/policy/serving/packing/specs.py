@@ -17,7 +17,8 @@ KEPT_APART = (
 @dataclass(frozen=True)
 class Spec:
     """A planner: its rules, the number of packings that its search tries (0: it builds a plan in one pass), whether it
-    first tries to cover the rates exactly with patterns, and whether it proves that what it cannot place is infeasible.
+    first tries to cover the rates exactly with patterns (ways to divide a GPU), and whether it proves that what it
+    cannot place is infeasible.
     """
 
     name: str
@@ -28,8 +29,9 @@ class Spec:
     exact: bool = False
 
     def apart(self) -> Spec:
-        """Return the same planner, with the rule that services of both classes never share a gpulet, because a gpulet
-        is one process."""
+        """Return the same planner, with the rule that latency-sensitive and best-effort services never share a gpulet
+        (part of a GPU), because a gpulet is one process.
+        """
         return replace(self, rules=replace(self.rules, apart=True))
 
 
@@ -53,7 +55,7 @@ DEFAULT_PLANNER = "gpulet-interference"
 
 
 def find_planner(name: str) -> Spec:
-    """Return the planner of that name. The InputError for an unknown name lists the known ones."""
+    """Return the serving planner of that name. The InputError for an unknown name lists the known ones."""
     if name not in PLANNERS:
         raise InputError(f"unknown planner {name!r}; known: {', '.join(PLANNERS)}", field="planner")
     return PLANNERS[name]

@@ -14,13 +14,13 @@ from cotenant.profiles.serving.latency import BLIND, ServingProfile, interpolate
 from cotenant.profiles.serving.mig_layout import mig_geometry
 
 MAX_BATCH = 256
-# if a partition is slower than the whole GPU by less than this factor, more SMs would not help the batch
+# if a batch is slower on a partition than on the whole GPU by less than this factor, more SMs would not help it
 FULL_SPEED = 1.05
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs to plan for: a profile for each type, and the type of each GPU."""
+    """The GPUs for which a planner makes serving plans: a profile for each type, and the type of each GPU."""
 
     profiles: tuple[ServingProfile, ...]
     types: tuple[int, ...]
@@ -42,10 +42,11 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a planner may do. `whole_only`: GPUs are not divided; `seats`: how many models share a gpulet; `crowd`: how
-    many share one if fewer do not serve all services; `interference`: plans consider the interference between gpulets;
-    `apart`: only services of one class (latency-sensitive or best-effort) share a gpulet; `full`: a batch runs only on
-    as many SMs as it can use."""
+    """What a serving planner may do. `whole_only`: GPUs are not divided; `seats`: how many models share a gpulet;
+    `crowd`: how many share one if fewer do not serve all services; `interference`: plans consider the interference
+    between gpulets; `apart`: only services of one class (latency-sensitive or best-effort) share a gpulet; `full`: a
+    batch runs only on as many SMs as it can use.
+    """
 
     whole_only: bool = False
     seats: int = 3
@@ -162,8 +163,8 @@ def solo_capacity(
 
 
 def most_rows(T: Tables) -> int:
-    """Return how many rows a GPU needs in a packing state: one for each gpulet; a partition with several processes is
-    one gpulet.
+    """Return how many rows a GPU needs in a packing state: one for each gpulet (part of a GPU); a partition with
+    several processes is one gpulet.
     """
     fewest = np.where(T.size["allowed"] > 0, np.maximum(T.size["frac"], T.size["procs"] / T.gpu["lets"][:, None]), 1.0)
     return max(1, int((1.0 / fewest.clip(1e-6) + 1e-6).max()))
