@@ -53,8 +53,8 @@ def measure(
     gpus: str, wanted: Budget, found: dict[str, Any] | None = None, progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Return rows {be_sms, overlap, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget`
-    chosen from them: the most BE bandwidth with which the median service time stays within `tolerated` times the median
-    without BE work. `found` gets each row when it is measured.
+    chosen from them: the largest bandwidth of best-effort (BE) work with which the median service time stays within
+    `tolerated` times the median without BE work. `found` gets each row when it is measured.
     """
     found = {} if found is None else found
     rows: list[dict[str, Any]] = []
@@ -81,8 +81,8 @@ def measure(
 def _curve(
     rig: Rig, wanted: Budget, ls: Program, be: Program, part: float, unit_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """Produce the rows for one fraction of the SMs: LS alone, then together with BE work for a growing fraction of the
-    time.
+    """Produce the rows for one fraction of the SMs: latency-sensitive (LS) requests alone, then together with
+    best-effort (BE) work for a growing fraction of the time.
     """
     plan = Plan(wanted.ls, [], parse_schemes("tidal"), block_s=wanted.block_s)
     rig.scheme("mps-plus")  # under this scheme best-effort work is not held back while the load is set up

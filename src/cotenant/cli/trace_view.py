@@ -1,4 +1,4 @@
-"""Tables printed by `cotenant trace`."""
+"""Prints the tables of `cotenant trace`."""
 
 from __future__ import annotations
 

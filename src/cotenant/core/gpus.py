@@ -94,11 +94,11 @@ ALIASES: dict[str, str] = {
     "GH200 144G HBM3E": "GH200-144GB", "RTX PRO 6000": "RTX-PRO-6000",
     "RTX PRO 6000 BLACKWELL SERVER EDITION": "RTX-PRO-6000",
     "RTX 3090": "RTX3090", "RTX 4090": "RTX4090", "RTX 5090": "RTX5090", "RTX A5000": "A5000", "RTX A6000": "A6000",
-    # The openb trace does not say which models these are. GPUs of similar size are used for them, so that the trace can
-    # be simulated.
+    # The openb trace does not say which GPU models its names stand for. GPUs of similar size are used for them, so that
+    # the trace can be simulated.
     "G2": "A10", "G3": "A100-80GB",
-    # Alibaba's trace of 2026 does not say which models these are either. Models that the trace does not contain are
-    # used for them.
+    # Alibaba's trace of 2026 does not say either which GPU models its names stand for. Models that the trace does not
+    # contain are used for them.
     "GPU-series-1": "L40S", "GPU-series-2": "H20",
     # export variants of GPUs: the same chip and memory, with less bandwidth between GPUs
     "A800-SXM4-80GB": "A100-80GB", "H800": "H100-80GB",

@@ -77,7 +77,7 @@ def envelope(message: bytes) -> bytes:
 
 
 def connect(target: Target) -> socket.socket:
-    """Connect a socket, with TLS if the address asks for it. Raises OSError if the server refuses."""
+    """Connect a socket to the server, with TLS if the address asks for it. Raises OSError if the server refuses."""
     made = socket.create_connection((target.host, target.port), timeout=ASK_WITHIN_S)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if target.scheme == "grpcs":

@@ -58,12 +58,14 @@ def went(rule: FloorRule, state: FloorState, active: WorkClass, next_ns: int, no
 
 
 def ended(state: FloorState, predicted_ns: int, now_ns: int) -> None:
-    """Update the state after a batch of BE launches has ended; the remaining work in flight begins about now."""
+    """Update the state of the rule after a batch of BE launches has ended; the remaining work in flight begins about
+    now.
+    """
     library().gate_ended(byref(state), predicted_ns, now_ns)
 
 
 def allowed_ns(rule: FloorRule, state: FloorState) -> int:
-    """Return how many ns of BE work the scheme tidal allows in flight now."""
+    """Return how many ns of best-effort (BE) work the scheme tidal allows in flight now."""
     return int(library().gate_allowed_ns(byref(rule), byref(state)))
 
 

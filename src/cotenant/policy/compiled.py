@@ -74,7 +74,7 @@ jit: Any = numba.njit(cache=CACHED, nogil=True)
 # The kernels of training simulation allocate nothing, so they are compiled without reference counting (_nrt). Counting
 # took four fifths of the time of a decision, because each array that was taken out of a tuple was counted up and down.
 _BARE: Any = {"cache": CACHED, "nogil": True, "no_cfunc_wrapper": True, "_nrt": False}
-# options with which numba compiles functions that Python calls
+# options with which numba compiles functions that Python code calls
 bare: Any = numba.njit(**_BARE)
 # Functions that only other kernels call. They are compiled without the wrapper that unpacks Python's arguments, which
 # is most of a small function's code. Calling one from Python crashes, so tests call them through a function under

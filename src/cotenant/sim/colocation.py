@@ -64,7 +64,7 @@ class _Running:
     alone: float  # duration of the kernel alone on the whole GPU, divided by its duration here
 
     def delay(self, by_ns: int) -> None:
-        """Extend the kernel's run by `by_ns` nanoseconds."""
+        """Extend the run of the kernel on the GPU by `by_ns` nanoseconds."""
         self.alone *= self.left_ns / (self.left_ns + by_ns)
         self.left_ns += by_ns
 
@@ -224,7 +224,7 @@ class ColocationEngine:
             return
         assert self._active_since is not None
         self.result.active_ns += self.now - self._active_since
-        self._active_since = None  # latency-sensitive work is no longer active
+        self._active_since = None  # latency-sensitive work is not active from this moment on
         self._be_host()
 
     def _ls_class(self) -> WorkClass:

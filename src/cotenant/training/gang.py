@@ -64,8 +64,8 @@ class TorchGang(Gang):
     def close(self) -> None:
         """Do as `Gang.close` says. This ends Gloo's threads, because a thread that runs when the interpreter ends
         aborts the process in about one exit of ten, so that a job that stopped with a checkpoint would count as failed.
-        The program may use the default group until its last line, so that group is destroyed only at exit, if the
-        program has not done it.
+        The program may use the default group until its last line, so the default group is destroyed only at exit, if
+        the program has not done it.
         """
         self._read()
         self._dist.destroy_process_group(self._group)

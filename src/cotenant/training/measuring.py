@@ -27,7 +27,9 @@ class Measuring:
 
     @classmethod
     def wanted(cls, folder: Path | None) -> Measuring | None:
-        """Return a `Measuring` if the environment variable COTENANT_MEASURE_STEPS requests a measurement, else None."""
+        """Return an object that measures the speed of training if the environment variable COTENANT_MEASURE_STEPS
+        requests a measurement, else None.
+        """
         warm, _, timed = os.environ.get(STEPS_ENV, "").partition(",")
         if folder is None or not (warm.isdecimal() and timed.isdecimal()):
             return None

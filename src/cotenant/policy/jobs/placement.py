@@ -149,7 +149,9 @@ def _enter(
 def _take(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int
 ) -> None:
-    """Give the job `gpus` of the node's GPUs, or its fraction of one, as a new entry."""
+    """Give the job `gpus` of the node's GPUs, or its fraction of one, as a new entry, the record of the job's part of
+    the node.
+    """
     slot = NONE
     part = demand.type[typ].part_milli
     if part > 0:

@@ -26,7 +26,7 @@ class SliceSettings:
     # largest fraction of the time that may be lost by switches between tenants that always have work
     switching: float = 0.01
     window_ns: int = 2 * SECOND_NS  # a tenant gets its share within a window of this length
-    poll_ns: int = 50 * MS_NS  # time between two readings of the GPU time that tenants have had
+    poll_ns: int = 50 * MS_NS  # time between two readings of the GPU time that tenants have used
     # largest fraction of its share that a tenant may lose because the window ends in the middle of a period of the
     # timetable
     edge: float = 0.006
@@ -35,9 +35,10 @@ class SliceSettings:
     # sum of all tenants' slices until the first correction; short enough for many runs, which show whether queues run
     # empty
     first_period_ns: int = 12 * MS_NS
-    # shortest turn of a tenant in a timetable; a tenant whose share is shorter has a turn only in some periods
+    # length of a period of the timetable, in which tenants run one at a time; beside a latency-sensitive tenant, the
+    # period is this long for each other tenant
     period_ns: int = 100 * MS_NS
-    # shortest turn in a timetable; a tenant whose share is shorter has a turn only in some periods
+    # shortest turn of a tenant in a timetable; a tenant whose share is shorter has a turn only in some periods
     turn_ns: int = 5 * MS_NS
     # if more of a tenant's runs per second end for lack of work, time slices alone do not give tenants their shares
     yields_per_s: float = 5.0

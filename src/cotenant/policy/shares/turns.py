@@ -17,7 +17,7 @@ from cotenant.policy.shares.instructions import Claim, Ended, Grant, Instruction
 from cotenant.policy.shares.line import Line
 from cotenant.policy.shares.turn import LONG_WINDOW, UNDRAINED, Turn
 
-PAUSE_SEEN_NS = 2_000_000  # a pause of a tenant is noticed at most this long after it began
+PAUSE_SEEN_NS = 2_000_000  # a pause of a tenant (a short time without work) is noticed at most this long after it began
 
 
 class GpuTurns:

@@ -30,7 +30,7 @@ class Point:
         return median(self.seconds)
 
     def interval(self, seed: int = 0) -> tuple[float, float]:
-        """Return the 95 % interval of the median duration, by bootstrap."""
+        """Return the 95 % confidence interval of the median duration, by bootstrap."""
         rng = random.Random(seed)
         count = len(self.seconds)
         found = sorted(median(rng.choices(self.seconds, k=count)) for _ in range(BOOTSTRAPS))

@@ -64,7 +64,7 @@ class ServingResult:
     end_ms: float
 
     def summary(self) -> dict[str, object]:
-        """Return the result keys of each service and application, and the seed."""
+        """Return the metrics (result keys) of each service and application, and the seed."""
         out: dict[str, object] = {}
         latency = self.requests["finished"] - self.requests["arrived"]
         for s, service in enumerate(self.scenario.all_services()):

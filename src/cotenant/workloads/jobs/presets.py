@@ -20,8 +20,9 @@ from cotenant.core.work import Floats
 
 @dataclass(frozen=True)
 class Preset:
-    """Defaults for options that the user leaves out. Durations are either the text of an option, or two tables of
-    quantiles: for jobs on at most 1 GPU, and for larger ones."""
+    """Defaults for options of `trace generate` that the user leaves out. Durations are either the text of an option, or
+    two tables of quantiles: for jobs on at most 1 GPU, and for larger ones.
+    """
 
     arrivals: str
     rate_per_s: float

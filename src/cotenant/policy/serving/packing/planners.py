@@ -277,7 +277,7 @@ class Packer:
         return bool((rest <= rates * 1e-6).all()) and bool(adjust.settle_all(self.tables, out))
 
     def _covers_instances(self, rates: np.ndarray, out: State) -> bool:
-        """Fill a state with the fewest GPUs that the integer program finds. False: it finds no valid packing."""
+        """Fill a packing state with the fewest GPUs that the integer program finds. False: it finds no valid packing."""
         table = self.instances
         assert table is not None
         found = table.fewest(rates * SPARE, self._counts, self.time_limit_s)
