@@ -153,7 +153,7 @@ def rate(block: Mapping[str, Any]) -> float:
 
 
 class Bench:
-    """Context manager: runs an agent in a temporary folder, and the workloads started through it."""
+    """Context manager: runs an agent in a temporary folder, and the workloads that are started with it."""
 
     def __init__(
         self, gpus: str, settings: Mapping[str, Any], *, kernel_ns: int = 1_600_000, trace: Path | None = None

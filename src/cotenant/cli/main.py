@@ -251,7 +251,8 @@ def main() -> None:
 
 def _forget_output() -> None:
     """Redirect standard output to /dev/null, so that Python does not fail on its final flush."""
-    with contextlib.suppress(io.UnsupportedOperation):  # standard output has no file descriptor
+    # the standard output has no file descriptor that could be redirected
+    with contextlib.suppress(io.UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

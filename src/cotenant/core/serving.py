@@ -91,8 +91,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """The complete result of a serving planner. `bound`: proven upper bound on the common factor by which all rates
-    could grow on these GPUs (below 1: proven infeasible), None if the planner proves nothing.
+    """The complete result of a serving planner: which services run on which gpulets (parts) of which GPUs. `bound`:
+    proven upper bound on the common factor by which all rates could grow on these GPUs (below 1: proven infeasible),
+    None if the planner proves nothing.
     """
 
     planner: str

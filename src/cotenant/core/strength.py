@@ -25,7 +25,7 @@ class Promise(enum.StrEnum):
 class Strength(enum.StrEnum):
     """What enforces a guaranteed property, strongest first. A tenant can circumvent only `shim` and what follows it."""
 
-    KERNEL = "kernel"  # the operating system's kernel, by the tenant's cgroup
+    KERNEL = "kernel"  # enforcement by the operating system's kernel, through the tenant's cgroup
     DRIVER = "driver"  # enforcement by NVIDIA's kernel driver
     HARDWARE = "hardware"  # enforcement by the GPU, configured from outside the tenant
     SERVER = "server"  # a process through which the tenant's work passes, such as an MPS server

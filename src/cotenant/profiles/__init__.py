@@ -1,1 +1,1 @@
-"""Tables and predictors of the speed of work on a share of a GPU."""
+"""Tables and predictors of the speed of models and jobs on a share of a GPU."""

@@ -90,7 +90,8 @@ class ColocationEngine:
         self._waiting: deque[int] = deque()  # arrival times of requests that have not been answered
         self._left_in_request = 0
         self._active_since: float | None = None
-        self._holder = LS  # the program (LS or BE) whose time slice it is, if kernels do not run concurrently
+        # the program (latency-sensitive or best-effort) whose time slice it is, if kernels do not run concurrently
+        self._holder = LS
         self._slice_end = 0.0
         self._be_next = 0
         self._be_submitted = 0  # number of BE kernels that were launched and are not in the GPU's queue yet

@@ -89,7 +89,7 @@ def write_progress(folder: Path, progress: Progress) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file atomically. It is not synced to disk, because a lost file is soon written again."""
+    """Replace a file atomically. It is not synced to disk, because the next report soon replaces a lost file."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps(content))

@@ -97,7 +97,9 @@ class Loop:
                 signal.signal(signal.SIGTERM, before)
 
     def save(self) -> None:
-        """Request a checkpoint. It is written after the current step, or with several ranks after the next step."""
+        """Request a checkpoint. The checkpoint is written after the current step, or with several ranks after the next
+        step.
+        """
         self._asked = True
 
     def _save(self) -> None:

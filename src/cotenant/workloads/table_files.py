@@ -53,8 +53,8 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
     found = check_path(path)
     try:
         with found.open("rb") as file:
-            # checked before polars reads the file, because polars prints a stack trace for a truncated file, which has
-            # no footer
+            # the file is checked before polars reads it, because polars prints a stack trace for a truncated file,
+            # which has no footer
             head = file.read(4)
             file.seek(-min(4, found.stat().st_size), 2)
             tail = file.read(4)
@@ -90,7 +90,8 @@ def _check_separator(path: Path, first: list[str]) -> None:
     by commas."""
     line = ",".join(first)
     source, target = shlex.quote(path.name), shlex.quote(f"{path.stem}-commas.csv")
-    if line.startswith(";") and line.count(";") == 1:  # a comment; SWF begins with comments about the cluster
+    # the line is a comment; files in SWF, the Standard Workload Format, begin with comments about the cluster
+    if line.startswith(";") and line.count(";") == 1:
         _refuse_format(path, first, f"this is the Standard Workload Format; convert with: {SWF}{source} > {target}")
     if line.startswith("{"):
         _refuse_format(path, first, "the file is JSON, not CSV")

@@ -19,7 +19,8 @@ from cotenant.policy.solver import compressed, solve_milp
 # weight, in the objective, of the mean throughput over all jobs; without this term, GPUs that do not help the worst job
 # could stay idle
 SECOND = 1e-3
-UNSERVED = 1e9  # factor on a job's priority for GPU models on which the job has not run yet
+# factor on a job's priority for GPU models on which the job has not run yet, so that it gets one of them soon
+UNSERVED = 1e9
 RESET_S = 1000.0  # the times that jobs have spent on models are reset at most this often, as in the public code
 
 
@@ -43,8 +44,8 @@ class Gavel:
         return Decision(serve_round(view, choices, shares, self._spent(view)))
 
     def _spent(self, view: View) -> Floats:
-        """Return [J, G]: the fraction of the time since `RESET_S` last reset these times that each job spent on each
-        model.
+        """Return [J, G]: the fraction of the time that each job spent on each GPU model, of all the time since these
+        times were last reset.
         """
         jobs = view.job.tolist()
         old = [self.since.get(job) for job in jobs]
@@ -79,7 +80,7 @@ class Gavel:
 
 
 def rates_by_model(view: View, choices: Ints) -> Floats:
-    """Return [J, G]: work per second on each model with as many GPUs as the job requests."""
+    """Return [J, G]: work per second of each job on each GPU model, with as many GPUs as the job requests."""
     picked = np.take_along_axis(view.rate, np.maximum(choices, 0), axis=1)
     return np.asarray(np.where(choices == NONE, 0.0, picked))
 

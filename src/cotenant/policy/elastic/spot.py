@@ -15,7 +15,7 @@ import numpy as np
 
 from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
 
-HORIZON = 12  # number of rounds for which demand is predicted
+HORIZON = 12  # number of future rounds for which the guaranteed jobs' demand is predicted
 MEMORY = 2016  # number of past rounds whose demand is stored; with rounds of 5 minutes, this is a week
 QUANTILE = 0.9
 

@@ -54,7 +54,8 @@ class JobPolicy:
         return f"{self.ordering} + {self.allotment}{extra}{' (sticky)' if self.sticky else ''}"
 
     def choice(self) -> Choice:
-        """Return the codes of the policy that compiled functions take."""
+        """Return the policy's numbers for ordering, allotment and placement, in the form that compiled functions take.
+        """
         return Choice(
             ORDERINGS[self.ordering].code,
             ALLOTMENTS[self.allotment][0],

@@ -131,8 +131,8 @@ def _keep(
 def _keep_running(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
 ) -> int:
-    """Call `_keep` for the jobs selected in order by number of GPUs (scratch.selected), so that those that run keep
-    their GPUs. Returns how many jobs are selected.
+    """Select jobs in order by number of GPUs (scratch.selected), and let those of them that run keep their GPUs.
+    Returns how many jobs are selected.
     """
     total = 0
     for i in range(len(nodes)):

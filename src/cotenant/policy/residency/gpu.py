@@ -1,5 +1,6 @@
-"""Which tenants' memory is resident on one GPU, as a pure state machine: from sizes to *switches*, which say which
-tenants are evicted so that another one can run. A *turn* is a time slice that the agent grants to a tenant.
+"""Decides which tenants' memory is resident on one GPU, as a pure state machine: its input is sizes, its output
+*switches*, which say which tenants are evicted so that another one can run. A *turn* is a time slice that the agent
+grants to a tenant.
 
 Three rules:
 

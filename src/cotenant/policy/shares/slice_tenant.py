@@ -26,7 +26,7 @@ IDLE_STEPS = 5  # a tenant is idle after this many correction steps in which it 
 
 class Had(NamedTuple):
     """A tenant's usage of the GPU in an interval: the length of the interval, the part of it in which the tenant's
-    channels were enabled, and the usage.
+    channels were enabled, and the usage of the GPU in it.
     """
 
     span_ns: int = 0
@@ -53,7 +53,7 @@ class SliceTenant:
     correction: float = 1.0
     duty: float = 1.0  # fraction of each period of the timetable in which the tenant may run
     density: float = 1.0  # of the time in which only this tenant may run, the fraction for which it really uses the GPU
-    brief: bool = False  # the tenant has only a little work in flight while a latency-sensitive tenant works
+    brief: bool = False  # whether the tenant has only a little work in flight while a latency-sensitive tenant works
     # whether the tenant's queue ran empty too often, so that time slices alone did not give it its share
     needs_turns: bool = False
     idle_steps: int = 0  # number of successive correction steps in which the tenant used no GPU time

@@ -23,7 +23,7 @@ from cotenant.policy.shares.timetable import divide, turn_lengths
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")
 TURNS_AGAIN_STEPS = 40
-NO_REQUEST = 0.005  # share of each tenant without a request if the requests of others take the whole GPU
+NO_REQUEST = 0.005  # share that each tenant without a request gets if the requests of others take the whole GPU
 
 
 class GpuSlices:

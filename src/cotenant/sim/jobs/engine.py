@@ -75,7 +75,7 @@ class EngineOptions:
 class Outcome:
     """Results of a run that are not in its record, such as real durations."""
 
-    engine_s: float  # real duration of the event loop, without reading, compiling and summarizing
+    engine_s: float  # real duration in s of the event loop, without reading, compiling and summarizing
     solver: dict[str, Any] = field(default_factory=dict)
 
 

@@ -179,8 +179,10 @@ def _serve(w: World, now: float) -> None:
 
 @bare
 def advance(w: World) -> int:
-    """Run until the end (DONE), until buffers are full or arrivals are missing (FLUSH), or until the policy has to
-    decide (NEED_CHOICE). NOWHERE: for `idle_limit` rounds restarts took the whole lease of all running jobs."""
+    """Run the event loop until the end (DONE), until buffers are full or arrivals are missing (FLUSH), or until the
+    policy has to decide (NEED_CHOICE). NOWHERE: for `idle_limit` rounds restarts took the whole lease of all running
+    jobs.
+    """
     run, c = w.run, w.run.counters
     while True:
         now = c[C_TICK] * w.options.lease_s
@@ -213,7 +215,7 @@ def advance(w: World) -> int:
             tell_round(w, now)
             _serve(w, now)
             if c[C_STALLED] == 1 and c[C_NEXT] >= len(w.jobs):
-                return DONE  # no job runs and none will arrive, so the waiting jobs can never run on this cluster
+                return DONE  # the cluster is idle and no job will arrive, so the waiting jobs can never run on it
             c[C_STALLED] = 0
             if c[C_IDLE] > w.options.idle_limit:
                 return NOWHERE

@@ -181,8 +181,9 @@ class Enforcer:
         return speeds
 
     def promote(self) -> None:
-        """Under the policy static, when no job waits: move jobs from small instances to larger free ones, the smallest
-        instance first."""
+        """Under the policy static, when no job waits: move jobs from small MIG instances to larger free ones, beginning
+        with the job on the smallest instance.
+        """
         if self.queue:
             return
         seated = sorted(

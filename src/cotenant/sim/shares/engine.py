@@ -81,7 +81,7 @@ class _Tenant:
         self.left_ns = load.busy_ns
         self.epoch = 0
         self.deadline_ns = 0
-        # time at which the current sequence of kernels without a pause began; None: no kernel runs
+        # time at which the tenant's current sequence of kernels without a pause began; None: no kernel runs
         self.working_ns: int | None = None
         self.wants = False
         self.alive = False

@@ -11,7 +11,7 @@ from cotenant.workloads.trace_options import TraceOptions
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the GPU jobs of the log. The virtual cluster is the tenant."""
+    """Read the GPU jobs of the log. A job's virtual cluster is used as its tenant."""
     table = read_csv(path, (*COLUMNS, "vc"))
     table.require("vc")
     run_s = kept_seconds(table)

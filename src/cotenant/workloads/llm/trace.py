@@ -16,8 +16,9 @@ MAX_REQUESTS = 50_000_000
 
 @dataclass(frozen=True)
 class TokenOptions:
-    """Time span of a trace to read: `duration_s` seconds from `start_s` on. `seed`: for formats with random
-    requests."""
+    """Options for reading a token trace: the time span to read: `duration_s` seconds from `start_s` on. `seed`: for
+    formats with random requests.
+    """
 
     start_s: float = 0.0
     duration_s: float = float("inf")

@@ -336,8 +336,8 @@ def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
 
 @inner
 def most(T: Tables, A: State, B: State, g: int, j: int, p: int, s: int, q: float, steps: int) -> float:
-    """Find the largest rate of service s up to q that `seat` accepts, by `steps` bisections, and leave it in place; 0,
-    with nothing changed, if it accepts none.
+    """Find the largest rate of service s up to q that gpulet j (part of a GPU) can serve, by `steps` bisections, and
+    leave it there. Returns 0, with nothing changed, if it can serve none.
     """
     copy_gpu(A, g, B, SLOT0)
     if seat(T, A, g, j, p, s, q):

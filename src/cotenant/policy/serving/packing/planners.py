@@ -79,8 +79,8 @@ class Packer:
 
     @cached_property
     def shared(self) -> SharedTable | None:
-        """Return all patterns (ways to divide a GPU), including those with shared gpulets; None if gpulets are not
-        shared, or there are too many patterns."""
+        """Return all patterns (ways to divide a GPU), including those whose parts several models share; None if no
+        parts are shared, or there are too many patterns."""
         return shared_table(self.tables, sorted(set(self.gpus.types))) if self.spec.rules.seats > 1 else None
 
     @cached_property
@@ -277,7 +277,7 @@ class Packer:
         return bool((rest <= rates * 1e-6).all()) and bool(adjust.settle_all(self.tables, out))
 
     def _covers_instances(self, rates: np.ndarray, out: State) -> bool:
-        """Fill a packing state with the fewest GPUs that the integer program finds. False: it finds no valid packing."""
+        """Fill `out` with the fewest GPUs that the integer program finds. False: it finds no valid packing."""
         table = self.instances
         assert table is not None
         found = table.fewest(rates * SPARE, self._counts, self.time_limit_s)

@@ -244,8 +244,9 @@ def held(A: State, services: int) -> np.ndarray:
 
 @counted
 def order_of(T: Tables, rates: np.ndarray, variant: int, rng: np.ndarray) -> np.ndarray:
-    """Return the services in the order of a variant: by demand, by SLO, by rate x SLO, otherwise by demand with
-    noise."""
+    """Return the services in the order of number `variant`: by demand, by SLO, by rate x SLO, otherwise by demand with
+    noise.
+    """
     key = np.empty(rates.shape[0])
     for s in range(rates.shape[0]):
         demand = rates[s] * T.svc[s].cost

@@ -1,5 +1,5 @@
 """All GPU patterns whose gpulets may be shared by several models, and an exact search over them. A *pattern* divides
-one GPU into gpulets.
+one GPU into gpulets, its parts.
 
 SLOs leave few batch vectors for models that take turns (`2 * work <= SLO` of each), so all of them can be listed: each
 vector on each partition, alone on the GPU and beside each vector on another partition, under the interference that the
