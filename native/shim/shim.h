@@ -104,7 +104,7 @@ struct gpu {
     /* guarded by the lock of calls.c */
     struct calls *calls;              /* one record for each running thread that has used the GPU */
     struct call_counts calls_retired; /* sum of the counters of threads that have ended */
-    /* these members are written under cot_lock; atomic ones are also read without it */
+    /* the members from here on are written under cot_lock; atomic members are also read without the lock */
     _Atomic enum gate_state state;
     CUdevice device;
     /* index of the GPU's slot on the shared page; COTENANT_NO_SLOT until the GPU is attached to the agent */

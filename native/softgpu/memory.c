@@ -185,7 +185,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(struct soft_array *array)
 
 /* ---- pinned host memory ---- */
 
-/* how host memory was pinned: stored in the field that has the number of the device for other memory */
+/* how host memory was pinned; stored in the place of the number of a device */
 enum { ALLOCATED = -1, REGISTERED = -2 };
 
 static CUresult pin(void *address, size_t bytes, int how)

@@ -116,8 +116,8 @@ EXPORT int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz)
     return NVML_SUCCESS;
 }
 
-/* Returns the SM clock. The variable COTENANT_SOFTGPU_CLOCK sets it, in percent of the highest clock. The value
- * changes only what NVML reports, not the duration of kernels. */
+/* Returns the SM clock that NVML reports. The variable COTENANT_SOFTGPU_CLOCK sets it, in percent of the highest clock.
+ * It does not change the duration of kernels. */
 EXPORT int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz)
 {
     (void)device, (void)kind;

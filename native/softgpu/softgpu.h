@@ -34,7 +34,8 @@
 
 /* ---- state.c: what the processes share ---- */
 struct soft_process {
-    _Atomic uint64_t owner;        /* pid << 32 | low half of the start time; 0: free */
+    /* identifies the process: pid << 32 | low half of its start time; 0: the entry is free */
+    _Atomic uint64_t owner;
     _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last time span that the process reserved on each device */
     /* of the process's last kernel: duration << 16 | permille of SMs << 2 | work class; share.c reads it */
     _Atomic uint64_t shape[SOFT_MAX_DEVICES];
@@ -216,7 +217,7 @@ struct soft_op {
     uint64_t bytes;
     const struct soft_op *parts; /* the copies and memsets of a graph's nodes */
     uint32_t part_count;
-    uint64_t queued_ns;   /* time of the program's call */
+    uint64_t queued_ns;   /* time at which the program called the driver for this operation */
     struct soft_op *next;
 };
 

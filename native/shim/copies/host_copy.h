@@ -23,7 +23,7 @@ HIDDEN CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy);
 /* charges the tenant's queue for a copy that is not split */
 HIDDEN void cot_copy_charge_whole(uint32_t direction, uint64_t bytes);
 HIDDEN bool cot_is_on_device(word address);
-/* returns the piece size of copies within the current GPU; 0: such copies are not split */
+/* returns the piece size of copies within the current GPU; 0: copies within the GPU are not split */
 HIDDEN uint64_t cot_copy_slice_bytes(void);
 
 /* Returns the key by which copies are timed. Copies of one kind and of similar size (the same power of two) share a

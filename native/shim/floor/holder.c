@@ -171,7 +171,7 @@ void cot_holder_join(struct gpu *gpu)
     holder->words = words;
     holder->index = reply.header.slot;
     memcpy(&terms, reply.body.bytes, sizeof terms);
-    /* work class 0 on the gate page would mean that the process is not active */
+    /* on the gate page, the value 0 would mean that the process has no active work, so another work class is used */
     holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN;
     bool up = holder->up;
     pthread_mutex_unlock(&holder->lock);

@@ -23,7 +23,7 @@ struct piece {
     /* the CUDA context of the event; when it is destroyed, the event is destroyed, too */
     CUcontext context;
     enum piece_end end;
-    /* as far as the shim knows, the GPU was busy between the previous batch and this one */
+    /* as far as the shim knows, the GPU was busy between the previous batch and the present one */
     bool exact;
     bool held;                        /* the stream may have waited for the end of LS work during this batch */
     int64_t predicted_ns;
@@ -59,7 +59,8 @@ struct floor_ahead {
     int64_t window_at_ns, waited_ns;
     int64_t until_ns;                 /* until this time launches may wait on the device instead of on the host */
     bool on;                          /* the launches of the open batch wait on the device */
-    /* LS work was active when launches of the open batch were made, so they wait on the device for its end */
+    /* LS work was active when launches of the open batch were made, so these launches wait on the device for the end of
+     * that work */
     bool behind;
     bool refused;                     /* this driver does not support waits on memory in streams */
 };

@@ -39,7 +39,7 @@ bool cot_profiling;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kind *kinds;
 static struct pair pairs[PAIRS];
-static uint32_t oldest, newest; /* the entries [oldest, newest) of `pairs` are in use */
+static uint32_t oldest, newest; /* the entries of `pairs` with the indices [oldest, newest) are in use */
 static uint64_t missed;
 static char path[COTENANT_KERNELS_PATH_BYTES];
 static pid_t owner;

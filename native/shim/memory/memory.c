@@ -54,7 +54,8 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
             *reservation = reply.body.memory.reservation;
             return reply.header.status == COTENANT_OK       ? CUDA_SUCCESS
-                   /* allowed, since the tenant oversubscribes the GPU, but other tenants occupy the memory now */
+                   /* the allocation is allowed, since the tenant oversubscribes the GPU, but other tenants occupy the
+                    * memory now */
                    : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY
                                                             : CUDA_ERROR_OUT_OF_MEMORY;
         }

@@ -17,7 +17,7 @@
 struct share_handle {
     char magic[16];
     uint64_t process; /* random number of the process that owns the memory */
-    uint64_t serial;  /* serial number of the region */
+    uint64_t serial;  /* serial number of the region to which the handle belongs */
     uint64_t offset;  /* offset of the allocation in its region */
     uint64_t bytes;   /* size of the allocation */
     uint64_t zero[2];

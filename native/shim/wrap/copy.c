@@ -1,6 +1,6 @@
-/* Wrappers of other copies, memsets and prefetches. All their arguments are integers or pointers, so one macro for
- * each number of arguments suffices; the tables below say which arguments are the stream and the size. Copies that
- * may be scheduled on the link are in wrap/copies.c and wrap/batches.c. */
+/* Wrappers of memsets, prefetches and of those copies that are never scheduled on the link. All their arguments are
+ * integers or pointers, so one macro for each number of arguments suffices; the tables below say which arguments are
+ * the stream and the size. Copies that may be scheduled on the link are in wrap/copies.c and wrap/batches.c. */
 #include "copies/host_copy.h"
 
 #define P(n) word a##n

@@ -50,7 +50,8 @@ class Hierarchy(Protocol):
 
 def version_at(mount: Path = MOUNT) -> int:
     """Return the version of the control groups at a mount point; 0 if this process sees no control groups at it."""
-    # a hybrid setup has version 2 without controllers; it counts as version 1, because the driver sets no limits there
+    # a hybrid setup mounts version 2 without controllers; it counts as version 1, because the driver sets no limits in
+    # such a setup
     if (mount / "cgroup.controllers").exists():
         return 2
     return 1 if mount.is_dir() and any(entry.is_dir() for entry in mount.iterdir()) else 0

@@ -48,7 +48,9 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class GpuInstance:
-    """An existing GPU instance of MIG. `placement`: profile and start; `uuid`: of its MIG device, None without one."""
+    """An existing GPU instance of MIG. `placement`: profile and start; `uuid`: UUID of the instance's MIG device, None
+    if it has no MIG device.
+    """
 
     id: int
     placement: Placement
@@ -259,7 +261,7 @@ class Nvml:
         return sorted(found, key=lambda pair: pair[0])
 
     def _compute_profiles(self, instance: Any) -> list[Any]:
-        """The compute instance profiles that a GPU instance allows."""
+        """Return the compute instance profiles that a GPU instance of MIG allows."""
         infos = (
             self._newest(
                 "reading compute profiles", "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, index,

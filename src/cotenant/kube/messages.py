@@ -165,7 +165,9 @@ def caller(channel: grpc.Channel, service: str, name: str) -> Callable[..., Any]
 
 
 def open_channel(path: object) -> grpc.Channel:
-    """A client's channel to a unix socket. The authority is set, since Go's servers reject a path as one."""
+    """Open a client's channel to a unix socket. The authority is set, since Go's servers reject a path as the
+    authority.
+    """
     options = [("grpc.default_authority", "localhost"), ("grpc.initial_reconnect_backoff_ms", 100)]
     return grpc.insecure_channel(f"unix://{path}", options=options)
 

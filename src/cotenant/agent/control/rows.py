@@ -34,7 +34,7 @@ from cotenant.core.strength import NOT_ENFORCED
 
 @dataclass(frozen=True)
 class Rows:
-    """Reads the parts of the agent without changing them."""
+    """Describes the state of the agent's parts as plain data, without changing them."""
 
     folder: Path
     in_force: InForce

@@ -67,7 +67,9 @@ class Accounts:
         return ""
 
     def close(self, tenant: Tenant) -> None:
-        """Free what was kept for a tenant that is removed. Its processes must have ended."""
+        """Free what was kept for a tenant that is removed (memory charges, turns, copy queue). The tenant's processes
+        must have ended.
+        """
         self._leave_turns(tenant)
         self._slices.leave(tenant)
         self._ledger.forget(tenant.name)

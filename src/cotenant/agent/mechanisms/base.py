@@ -50,7 +50,7 @@ class Capabilities:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """The capabilities in JSON types, for --json."""
+        """The capabilities of a mechanism in JSON types, for --json."""
         return asdict(self)
 
 

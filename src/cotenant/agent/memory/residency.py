@@ -155,7 +155,7 @@ class Residency:
             if await self._carry_out(plan, tenant, gpu):
                 return None
             if self.refusal:
-                break  # the driver has refused the restore, so another attempt would fail, too
+                break  # the driver has refused the restore, so another attempt would be refused, too
         return self.refusal or (
             "other tenants could not be evicted to make space" if plan.out else residents.lack(gpu, plan, [])
         )

@@ -208,7 +208,7 @@ class Flow:
     def __init__(self, free_bytes: int, hand: HandleTransfer | None = None) -> None:
         self.hand = hand
         self._room = max(0, free_bytes)
-        self._used = 0  # bytes of memory of the processes that have been restored
+        self._used = 0  # bytes of GPU memory of the processes that have been restored completely
         self._now: tuple[Session, int] | None = None
         self._over = False  # true: no more victims will be evicted
         self._failed = False

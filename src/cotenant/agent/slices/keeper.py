@@ -33,7 +33,7 @@ class Kept:
     fd: int
     pidfd: int
     group: ChannelGroup
-    slice_us: int  # the time slice that the driver gives the group by default
+    slice_us: int  # the time slice that the driver gives the channel group by default
 
 
 class Keeper:

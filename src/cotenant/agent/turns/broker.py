@@ -19,7 +19,7 @@ from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
 from cotenant.policy.shares.turn import UNDRAINED
 
-# every other reason is shown as "released"
+# every other reason for the end of a turn is shown as "released"
 _REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}
 SAFETY_NS = 1_000_000_000
 # a process's report of the end of its work is accepted if that end was at most this long ago

@@ -158,7 +158,8 @@ class MisoPlanner:
     # ---- measuring
 
     def _advance(self, gpu: MisoGpu, jobs: dict[str, Job], now_s: float) -> None:
-        """Advance one GPU's measurement, and choose the layout that follows from it."""
+        """Advance the measurement of one GPU's jobs, and choose the MIG layout that follows from the measured speeds.
+        """
         was = gpu.measurement
         found = gpu.advance(_attempts(gpu, jobs), now_s, lambda x: self._predict(x, gpu.geo))
         if found is None:

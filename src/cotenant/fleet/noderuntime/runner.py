@@ -33,7 +33,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Runner:
-    """Runs one attempt to run a job on this node, until its processes have ended."""
+    """Runs the processes of a job on this node once, from their start until they have ended."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -38,7 +38,7 @@ class Database(Protocol):
         """Commit the transaction, so that what was written is durable."""
 
     def rollback(self) -> None:
-        """Discard what was written since the last commit."""
+        """Roll back what was written since the last commit."""
 
     def close(self) -> None:
         """Close."""

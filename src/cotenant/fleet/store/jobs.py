@@ -61,7 +61,8 @@ Event = tuple[float, int, int, int, int, int, float, list[tuple[str, float]]]
 class FleetLock:
     """The lock of a fleet's folder, which the running controller holds. There is one controller per folder."""
 
-    database: Database | None = None  # None: the store is a file in the fleet's folder
+    # the database that has the store; None: the store is a file in the fleet's folder
+    database: Database | None = None
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -108,7 +109,7 @@ def take_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Lock:
 
 
 def store_url(folder: Path) -> str | None:
-    """URL of the database with the fleet's store; None: it is in the folder."""
+    """URL of the database with the fleet's store; None: the store is a file in the folder."""
     try:
         url = (folder / STORE_URL).read_text().strip()
     except FileNotFoundError:

@@ -88,10 +88,9 @@ def pointer(*path: str | int) -> str:
 
 
 def mutate(pod: Pod, injection: Injection | None = None, namespace: str | None = None) -> list[Operation]:
-    """The patch that gives every requesting container its share; empty for a pod that requests none or is already
-    patched.
-
-    `namespace`: where the pod is created, if the pod does not state it. InputError says what is wrong with the request.
+    """Return the patch that gives every requesting container its share; empty for a pod that requests no share or is
+    already patched. `namespace`: where the pod is created, if the pod does not state it. InputError says what is
+    wrong with the request.
     """
     return _changed(pod, injection or Injection(), namespace).operations
 

@@ -48,7 +48,7 @@ class Agent(Protocol):
 
 
 class Binder:
-    """The binder of one node. `round()` updates the agent."""
+    """Keeps the agent's tenants equal to the pods of one node. `round()` updates the agent once."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Binder:
 
 
 def changed(row: dict[str, Any], order: Order) -> bool:
-    """Whether the tenant in the agent differs from the intended one."""
+    """Return whether the tenant that the agent has differs from the intended one."""
     same = all(row[key] == order.tenant[key] for key in ("request", "limit", "memory_bytes", "enforce_memory"))
     # the GPUs may differ, if only those of an earlier pod with the same name or of an earlier claim were known at first
     same = same and set(row["gpus"]) == set(order.tenant["gpus"])

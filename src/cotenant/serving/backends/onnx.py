@@ -87,7 +87,7 @@ class OnnxModel(Backend):
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """Convert strings from bytes to str, as ONNX Runtime requires."""
+    """Convert strings from bytes to str, as ONNX Runtime requires them."""
     out = np.empty(array.size, object)
     out[:] = [x.decode() if isinstance(x, bytes) else x for x in array.ravel().tolist()]
     return out.reshape(array.shape)

@@ -389,5 +389,5 @@ class Pool:
 
 
 def _what(let: Gpulet) -> tuple[object, ...]:
-    """The properties of a gpulet that the dispatcher and the workers know."""
+    """Return the description of a gpulet that the dispatcher and the workers use."""
     return let.gpu, let.partition, let.slot, [(seat.service, seat.batch) for seat in let.seats]

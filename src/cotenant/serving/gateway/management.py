@@ -107,7 +107,7 @@ class Api:
         }  # fmt: skip
 
     def model_config(self, name: str, wanted: str) -> dict[str, Any]:
-        """A model's configuration in Triton's form, with the fields that mean something here."""
+        """Return a model's configuration in Triton's form, with those fields that have a meaning in this server."""
         info, _ = self.model_info(name, wanted)
         batch = 1 if name in self.gateway.applications.names else self.crew.max_batch(name)
 

@@ -1,4 +1,6 @@
-"""The HTTP endpoints: Open Inference Protocol v2, Triton's repository extension, metrics, the server's own."""
+"""The HTTP endpoints: Open Inference Protocol v2, Triton's repository extension, metrics, and the server's own
+endpoints.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +246,7 @@ def _object(x: Exchange) -> dict[str, Any] | None:
 
 
 def _parameters(x: Exchange) -> dict[str, Any]:
-    """Parameters of a request to load or unload a model."""
+    """Read the parameters of a request to load or unload a model."""
     content = _object(x)
     found = None if content is None else content.get("parameters", {})
     unknown = (content or {}).keys() - {"parameters"}

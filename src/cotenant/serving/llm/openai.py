@@ -96,7 +96,7 @@ def model_object(name: str, created: int) -> dict[str, Any]:
 
 
 def request_bytes(x: Exchange, host: bytes, request_id: bytes, body: bytes) -> bytes:
-    """The request in the form in which it is sent to the program."""
+    """Return the client's request in the form in which it is sent to the program."""
     parts = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (x.method, x.url, host)]
     parts += [b"%s: %s\r\n" % pair for pair in x.headers.items() if pair[0] not in NOT_ASKED]
     parts.append(b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (request_id, len(body)))

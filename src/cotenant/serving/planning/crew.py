@@ -377,7 +377,7 @@ class Crew:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self, grace_s: float) -> None:
-        """Stop all workers."""
+        """Stop all workers of the server."""
         self.closing = True
         lets: Sequence[Let] = [*self.pool.lets, *self.pool.leaving]
         workers = [let.worker for let in lets if let.worker is not None]

@@ -20,7 +20,9 @@ MOST_REGIONS = 1024
 
 @dataclass(frozen=True)
 class Region:
-    """`key` is the object's POSIX name; the region is `byte_size` bytes of it from `offset` on."""
+    """A region of shared memory. `key` is the POSIX name of the memory object; the region is `byte_size` bytes of it
+    from `offset` on.
+    """
 
     name: str
     key: str

@@ -178,7 +178,8 @@ class Colocation:
     def _join(self, gpu: str) -> None:
         from cotenant.agent.gate.client import join_floor
 
-        with contextlib.suppress(WorkError):  # if joining fails here, workers set the flag themselves, a little later
+        # if the gateway cannot join the LS gate here, workers set the flag themselves, a little later
+        with contextlib.suppress(WorkError):
             if gpu not in self._floors:
                 floor = join_floor(self.folder, gpu)
                 # another thread may have joined the LS gate of the same GPU, since workers are started concurrently

@@ -20,7 +20,7 @@ MOST_SAID = 500  # a model's error is cut to this many characters before it is s
 
 
 class Engine:
-    """Loads the models of a spec and runs batches on them."""
+    """Loads the models that a worker's spec names, and runs batches on them."""
 
     def __init__(self, spec: WorkerSpec, cores: tuple[int, ...] = ()) -> None:
         self.spec = spec

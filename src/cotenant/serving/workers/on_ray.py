@@ -169,7 +169,7 @@ class RayWorkers:
         return nodes
 
     async def _keep(self) -> None:
-        """Watch the nodes, and connect again when the connection has ended."""
+        """Watch the nodes of the Ray cluster, and connect to the cluster again when the connection has ended."""
         while True:
             nodes = self._nodes
             assert nodes is not None

@@ -29,9 +29,10 @@ Tick = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ProfileRun:
-    """Settings of a profile: a model on shares of this machine. `partitions`: label to fraction. `against`: other
-    models to run at the same time on the other half. `seconds`: length of each measurement. `sample`: a file with an
-    inference request to use."""
+    """Settings of a profile: a model on shares of this machine. `partitions`: label -> fraction of the machine.
+    `against`: other models, each of which runs on the other half of the machine at the same time. `seconds`: length
+    of each measurement. `sample`: a file with an inference request to use.
+    """
 
     name: str
     found: Found

@@ -172,7 +172,7 @@ class RayNodes:
         except (LostNodeError, LostCallError, FailedCallError, TimeoutError) as error:
             # it is also possible that Ray's head is down; running workers continue then
             if isinstance(error, LostCallError) and error.dead:
-                slot.actor = ""  # the old actor has ended
+                slot.actor = ""  # the old actor on the node has ended
             why = str(error) or "it does not answer"
             if why != slot.why:
                 LOG.warning("GPUs %d to %d have no node: %s", slot.first, slot.end - 1, why)
