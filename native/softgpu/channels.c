@@ -193,7 +193,8 @@ static uint32_t of_group(uint32_t command, int device, int group, void *params)
     case 0xa06c0106:
         *(uint32_t *)params = (uint32_t)group;
         return OK;
-    /* only the software GPU has this call; it returns the group's GPU time and its numbers of runs and yields */
+    /* only the software GPU has this call; it returns the GPU time of the channel group and its numbers of runs and
+     * yields */
     case 0x50f70001:
         now = soft_group_change(device, group, NULL, 0);
         memcpy(params, &(uint64_t[3]){now.busy_ns, now.runs, now.yields}, 24);

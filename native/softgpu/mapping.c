@@ -84,8 +84,8 @@ EXPORT CUresult cuMemCreate(struct soft_handle **out, size_t bytes, const struct
     return CUDA_SUCCESS;
 }
 
-/* Exports memory as a descriptor. The memory exists as long as any process has a descriptor of it. Each process with
- * a handle to the memory is charged for it. */
+/* Exports memory as a descriptor. The memory exists as long as any process has its descriptor. Each process with a
+ * handle to the memory is charged for it. */
 EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *handle, int type, uint64_t flags)
 {
     (void)flags;

@@ -203,7 +203,9 @@ struct soft_op {
     enum soft_op_kind kind;
     uint32_t value, generation;
     bool looked;          /* an earlier check of this wait found that its condition was false */
-    unsigned compare;     /* condition of a wait for `value`: 0 at least, 1 equal, 2 a bit in common */
+    /* condition of a wait for `value`: 0: the word is at least the value, 1: it is equal, 2: they have a bit in
+     * common */
+    unsigned compare;
     uint32_t *word;
     struct soft_event *event;
     struct soft_unit unit; /* the kernels, if the work is not a copy over the link */

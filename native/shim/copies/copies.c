@@ -252,9 +252,9 @@ static void retire(struct copy_record *record)
     record->taken = false;
 }
 
-/* Keeps this process's queue marked as waiting while it has pieces on the link and more pieces to come. Without
- * this, weights would have no effect for programs whose copies have few pieces. Returns false if no piece of this
- * process waits in this direction. */
+/* Keeps this process's queue marked as waiting while it has pieces on the link and more pieces to come. Otherwise
+ * weights would have no effect for programs whose copies have few pieces. Returns false if no piece of this process
+ * waits in this direction. */
 static bool keep_place(struct place *place, uint32_t direction, uint64_t now)
 {
     bool waits = place->waits;

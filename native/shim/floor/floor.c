@@ -119,7 +119,7 @@ static int64_t event_interval_ns(const struct floor *floor)
     return floor->page->scheme == COTENANT_SCHEME_TIDAL && !floor->state.starved ? COTENANT_EVENT_INTERVAL_NS : 0;
 }
 
-/* Sleeps for most of the remaining time. It learns how late sleeps end on this machine, and sleeps that much less. */
+/* Sleeps for most of the remaining time. It measures how late sleeps end on this machine, and sleeps that much less. */
 static void sleep_for(struct floor *floor, int64_t left_ns)
 {
     int64_t began = (int64_t)cot_now_ns();

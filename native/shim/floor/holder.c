@@ -136,7 +136,7 @@ static void start_watch(void)
     cot_start_thread(watch, NULL);
 }
 
-/* Called after the GPU was attached to the agent, also to a restarted one. */
+/* Called after the GPU was attached to the agent, or again to a restarted agent. */
 void cot_holder_join(struct gpu *gpu)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_HOLDS_FLOOR))

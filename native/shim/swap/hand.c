@@ -152,7 +152,7 @@ void cot_hand_keep(struct region_piece *piece, int memory)
     }
 }
 
-/* Takes the stored descriptor out of a piece; -1: it has none. The memory exists as long as any process has a
+/* Takes the stored descriptor out of a piece; -1: the piece has none. Device memory exists as long as any process has a
  * descriptor of it. */
 int cot_hand_part_with(struct region_piece *piece)
 {

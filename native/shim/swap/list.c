@@ -211,7 +211,8 @@ void cot_swap_list_reset(void)
                 if (memory >= 0)
                     close(memory);
             }
-    memset(buckets, 0, sizeof buckets); /* the allocations belong to the parent: the child has no CUDA context */
+    /* the allocations belong to the parent process: the child of a fork has no CUDA context */
+    memset(buckets, 0, sizeof buckets);
     memset(cot_slabs, 0, sizeof cot_slabs);
     region_count = 0;
 }

@@ -141,7 +141,7 @@ class Card:
         return text.value.decode(errors="replace")
 
     def memory(self) -> Memory:
-        """The GPU's total and free memory."""
+        """Return the GPU's total and free memory."""
         found = (ctypes.c_uint64 * 3)()  # the structure has the fields total, free and used
         self._call("nvmlDeviceGetMemoryInfo", found)
         return Memory(int(found[0]), int(found[1]))

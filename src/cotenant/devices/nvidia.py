@@ -50,7 +50,7 @@ class Nvidia(Device):
         return found
 
     def nvml(self) -> str:
-        """See Device. The loader knows the library by this name."""
+        """See Device. The loader finds NVIDIA's library by this name."""
         return NVML
 
     def tenant_nvml(self) -> Path | None:

@@ -151,7 +151,7 @@ class Job:
     told: int = -1  #: the reason for waiting that was recorded last; -1: none since the job last ran
     exit: dict[str, Any] | None = None
     attempt: Attempt | None = None
-    target: Assignment | None = None  #: where the last plan wants the job to run
+    target: Assignment | None = None  #: assignment that the last plan gives the job
     target_reason: int = int(Reason.IN_ORDER)
 
     @property

@@ -172,7 +172,7 @@ class UnseenWatch:
         return Unseen(key, gpu, program, uid, tenant.name if tenant else "", self._owners.locate(key.pid))
 
     def tenant_of(self, pid: int) -> Tenant | None:
-        """The tenant that a process belongs to, by its cgroup, its parents or its environment."""
+        """Find the tenant to which a process belongs, by its cgroup, its parents or its environment."""
         place = self._owners.locate(pid)
         if place is not None and (mine := self._owners.of(place.kind, place.id)):
             by_id = [t for t in mine if t.owner and place.container_id and t.owner.container_id == place.container_id]

@@ -58,7 +58,7 @@ class ShareProof:
         self._asking: dict[str, asyncio.Future[tuple[Look | None, dict[str, list[int]]]]] = {}
 
     async def run(self, warned: Callable[[Tenant, str], None]) -> None:
-        """Check as long as the agent runs; `warned` is called with each new deviation."""
+        """Check all tenants as long as the agent runs; `warned` is called with each new deviation."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             found: dict[str, list[str]] = defaultdict(list)

@@ -72,8 +72,8 @@ def least(spec: TenantSpec) -> TenantSpec:
 
 
 def keep_choice(spec: TenantSpec, now: TenantSpec) -> TenantSpec:
-    """The new declaration `spec` of a running tenant, with the current values (`now`) where the new ranges allow them,
-    since the tenant's launcher chose them.
+    """Return the new declaration `spec` of a running tenant, with the current values (`now`) where the new ranges allow
+    these values, since the tenant's launcher chose them.
     """
     kept = {name: getattr(now, name) for name in _ranges(spec)}
     return dataclasses.replace(spec, **{n: v for n, v in kept.items() if v is not None and _permits(spec, n, v)})

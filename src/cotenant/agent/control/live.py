@@ -128,7 +128,7 @@ class LivePage:
 
 
 def _share(row: dict[str, Any], share: dict[str, Any]) -> dict[str, Any]:
-    """A share rounded to displayed precision, so that an idle tenant's row does not change."""
+    """Round a share to the precision at which it is displayed, so that an idle tenant's row does not change."""
     return {
         "gpu": share["uuid"],
         "tenant": row["name"],
@@ -155,7 +155,7 @@ def _share(row: dict[str, Any], share: dict[str, Any]) -> dict[str, Any]:
 
 
 def _residency(where: dict[str, Any] | None) -> str | None:
-    """Location of a swappable tenant's contents, as text."""
+    """Describe in words where a swappable tenant's contents are."""
     if where is None or not where["movable_bytes"]:
         return None
     there = where["resident_bytes"] / where["movable_bytes"]

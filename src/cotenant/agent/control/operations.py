@@ -193,7 +193,7 @@ class Operations:
 
     async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
         """Admit a new tenant. Its mechanism prepares the GPU (for example by starting an MPS daemon) in a thread,
-        because that may be slow.
+        because the preparation may be slow.
         """
         ahead = self._registry.preparing(spec)
         if ahead is not None:

@@ -112,8 +112,8 @@ class Shortfalls:
         return self._slices.wanted(tenant, uuid) if self._registry.sliced(tenant) else None
 
     def _turns(self, key: _Key, counts: dict[_Key, deque[tuple[int, int, int]]], now_ns: int) -> Wanted | None:
-        """The part of the last window in which a tenant had a turn, and in which it wanted one; None until a window has
-        passed.
+        """Return the fraction of the last window in which a tenant had a turn, and the fraction in which it wanted one;
+        None until a window has passed.
         """
         account = self._broker.turns.gpus[key[1]].accounts.get(key[0])
         if account is None:

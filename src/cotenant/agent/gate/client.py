@@ -124,7 +124,7 @@ def _connect(path: Path, uuid: str) -> _Mapping:
 
 class Floor:
     """Joins this latency-sensitive process to the LS gate of one GPU. If the agent ends, the gate continues to work
-    among the processes that share its memory; the process joins a new agent within RETRY_S.
+    among the processes that share the gate's memory; the process joins the gate of a new agent within RETRY_S.
     """
 
     def __init__(self, path: Path, uuid: str) -> None:

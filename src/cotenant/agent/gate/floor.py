@@ -59,7 +59,9 @@ class Member:
 
 
 class Floors:
-    """All LS gates of a node. Runs in the agent's event loop."""
+    """All LS gates of a node, at which best-effort launches wait while latency-sensitive work is active. Runs in the
+    agent's event loop.
+    """
 
     def __init__(
         self,

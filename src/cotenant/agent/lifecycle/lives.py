@@ -171,6 +171,6 @@ def _memory_terms(spec: TenantSpec) -> tuple[object, ...]:
 
 
 def promise(spec: TenantSpec) -> str:
-    """A tenant's share and memory limit in words."""
+    """Describe a tenant's share and memory limit in words."""
     memory = "" if spec.memory_bytes is None else f", memory {spec.memory_bytes / 2**30:.1f} GiB"
     return f"request {spec.request:.0%}, limit {spec.limit:.0%}{memory}, by {spec.mechanism}"

@@ -142,7 +142,7 @@ class Mechanism:
         return None
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
-        """Variables that give a server's worker its share of a GPU."""
+        """Return the variables that give a server's worker its share of a GPU."""
         return {"CUDA_VISIBLE_DEVICES": gpu.uuid} | self.grant(share, (gpu,)).environment
 
     def worker_gone(self, name: str) -> None:

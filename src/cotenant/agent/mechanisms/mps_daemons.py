@@ -28,7 +28,8 @@ class MpsDaemons:
     def __init__(self, folder: Path, command: str) -> None:
         self._folder, self._command = folder, command
         self._daemons: dict[str, _Daemon] = {}
-        self._ending: dict[str, threading.Thread] = {}  # GPU's UUID -> thread that ends its daemon by the quit command
+        # UUID of a GPU -> thread that ends the GPU's MPS daemon by the quit command
+        self._ending: dict[str, threading.Thread] = {}
         self._starting = threading.Lock()
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:

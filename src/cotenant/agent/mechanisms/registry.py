@@ -22,7 +22,7 @@ EXCLUSIVE = Whole.name  # the mechanism of a tenant that has its GPUs for itself
 
 
 def names(use: Use) -> tuple[str, ...]:
-    """Names of the mechanisms that may be used for this purpose."""
+    """Return the names of the mechanisms that may be used for this purpose."""
     return tuple(name for name, kind in MECHANISMS.items() if use in kind.uses)
 
 

@@ -51,7 +51,7 @@ class Residents:
         return True
 
     def missing(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether some of the tenant's memory is not on its GPU."""
+        """Return whether some of the tenant's memory is not on its GPU."""
         if self._parked.checkpointed_bytes(tenant.name) is not None:
             return True
         if tenant.spec.oversubscribe not in MOVED_BY_PROCESS:

@@ -95,7 +95,7 @@ class MemoryLimits:
         return prospect(self._detected[gpu.uuid], swaps=swaps)
 
     def of(self, tenant: Tenant, gpu: Gpu) -> Prospect:
-        """What currently enforces a tenant's memory limit on a GPU."""
+        """Return what currently enforces a tenant's memory limit on a GPU, and how strongly."""
         found = self.prospect(gpu, tenant)
         if tenant.spec.memory_bytes is None:
             return Prospect(Promise.MEMORY, Strength.NOTHING, "no limit", "the tenant has no memory limit")

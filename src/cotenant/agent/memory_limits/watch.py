@@ -46,7 +46,7 @@ def held_by(registry: Registry) -> dict[Path, Tenant]:
 
 
 class Watch:
-    """The checks. `faults`: for a control group and a GPU, why the limit may not hold at present."""
+    """Checks tenants' memory limits. `faults`: for a control group and a GPU, why the limit may not hold at present."""
 
     def __init__(
         self,

@@ -142,7 +142,7 @@ class Requests:
         ledger, tenant = self._ledger, session.tenant.name
         number, status = 0, Status.OK
         if family == MemoryFamily.CONTEXT and size == 0 and head.type != MessageType.MEMORY_QUERY:
-            # the process does not know the size of a context, so the agent charges (or returns) the configured size
+            # the process does not know the size of a context, so the agent charges (or gives back) the configured size
             size = self._residents.context_reserve_bytes(gpu)
         if head.type == MessageType.MEMORY_RESERVE:
             granted = ledger.reserve(session.number, gpu, family, size)

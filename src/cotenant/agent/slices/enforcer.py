@@ -340,7 +340,7 @@ class SliceEnforcer:
         for name, groups in held.items():
             for pid in {each.pid for each in groups}:
                 now = read.get(pid, Usage())
-                # GPU time that the process used under a previous agent does not count
+                # GPU time that the process used under a previous agent is not counted
                 before = machine.seen.get(pid, now)
                 total = machine.totals.get(name, Usage())
                 more = (max(0, a - b) for a, b in zip(now, before, strict=True))

@@ -35,7 +35,7 @@ class PausedTurn(NamedTuple):
 
 
 class Residents(Protocol):
-    """Knows whether tenants' memory is on their GPUs."""
+    """Interface that tells whether tenants' memory is on their GPUs."""
 
     def ready(self, tenant: Tenant, gpu: str) -> bool:
         """Whether all memory of the tenant is on the GPU, so that its turn may begin."""

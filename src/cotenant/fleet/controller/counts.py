@@ -1,4 +1,4 @@
-"""Counters of a controller for its metrics."""
+"""Counters of a controller (decisions, waiting times) for its metrics."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _FIELDS = {
     )
 }
 _EXIT_AT = 1024
-# offset of the ranks' process groups; by them a node can kill processes that a dead runner has left behind
+# offset in the page of the ranks' process groups; by these a node can kill processes that a dead runner has left behind
 _GROUPS_AT = 128
 MOST_GROUPS = 100
 

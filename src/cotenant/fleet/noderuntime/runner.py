@@ -332,7 +332,7 @@ class Runner:
 
 
 def _is_shell(pid: int) -> bool:
-    """Whether a process runs a shell, be it by its name or as the interpreter of a script."""
+    """Return whether a process runs a shell, be it by its name or as the interpreter of a script."""
     try:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in SHELLS
     except OSError:

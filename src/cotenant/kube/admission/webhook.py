@@ -157,7 +157,8 @@ class FilePair:
     _seen: tuple[bytes, bytes] = field(default=(b"", b""))
 
     def read(self) -> tuple[bytes, bytes]:
-        """Contents of the certificate and the key. Raises InputError that names the file if one cannot be read."""
+        """Read the certificate and the key. Raises InputError that names the file if one of the files cannot be read.
+        """
         texts = []
         for path in (self.certificate, self.key):
             try:

@@ -113,7 +113,7 @@ def units_of_result(result: Mapping[str, Any]) -> int:
 
 
 def reserved(claim: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
-    """Whether a claim is reserved for a pod, as the scheduler does before it binds the pod to a node."""
+    """Return whether a claim is reserved for a pod; the scheduler reserves it before it binds the pod to a node."""
     rows = (claim.get("status") or {}).get("reservedFor") or []
     return any(row.get("uid") == pod["metadata"]["uid"] for row in rows)
 

@@ -67,8 +67,8 @@ class Registrar:
             self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
 
     def _meet(self) -> None:
-        """Serve all resources, and register them with a new kubelet. A starting kubelet empties the folder: it creates
-        a new socket of its own, and the plugins' sockets are gone.
+        """Serve all resources, and register them with a new kubelet. A kubelet that starts empties the folder: it
+        creates a new socket of its own, and removes the plugins' sockets.
         """
         kubelet = self._folder / KUBELET_SOCKET
         try:

@@ -45,7 +45,7 @@ class Api:
         self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
         self.tokens, self.body_limit, self.regions = tokens, body_limit, regions
         self.pool = gateway.admission.pool
-        # the latest decisions, as (number, unix time, sentence)
+        # the latest decisions about plans and workers, as (number, unix time, sentence)
         self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)
         self._tasks: set[asyncio.Task[None]] = set()
 

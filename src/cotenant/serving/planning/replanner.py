@@ -71,8 +71,8 @@ class PlannerProcess:
     async def _begin(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         with theirs:
-            # the kernel kills the process when the thread that started it ends (PR_SET_PDEATHSIG); here that is the
-            # loop's thread
+            # Linux kills the planner process when the thread that started it ends (PR_SET_PDEATHSIG), so the
+            # thread of the event loop starts it
             command = [sys.executable, "-P", "-m", "cotenant.serving.planning.main"]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self._streams = await asyncio.open_unix_connection(sock=ours)

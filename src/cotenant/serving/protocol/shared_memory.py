@@ -100,7 +100,7 @@ class Regions:
         self._regions[name] = Region(name, key, offset, byte_size, file)
 
     def unregister(self, name: str = "") -> None:
-        """Unregister a region, or all; an unknown one is ignored."""
+        """Unregister a region of shared memory, or all regions; the name of an unknown region is ignored."""
         if name:
             self._regions.pop(name, None)
         else:

@@ -140,7 +140,7 @@ class RayWorkers:
         return RayWorker(spec, listener, self)
 
     async def close(self) -> None:
-        """See WorkerFactory: actors end with their workers; the connection to Ray last."""
+        """See WorkerFactory: the actors end together with their workers, and the connection to Ray is closed last."""
         self._closing.set()
         self._keeping.call_soon_threadsafe(self._ended.set)
         await asyncio.wrap_future(self._kept)

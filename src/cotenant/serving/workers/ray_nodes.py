@@ -27,7 +27,7 @@ CALLS = 1000  # largest number of concurrent calls of an actor; each worker has 
 
 
 class LostNodeError(Exception):
-    """The node of a call is lost, or the GPU has no node."""
+    """Raised if the node that was called is lost, or the GPU has no node."""
 
 
 @dataclass
@@ -68,8 +68,9 @@ class RayNodes:
         self._placing = asyncio.Lock()
 
     async def begin(self, address: str, gpus: int, per_node: int) -> int:
-        """Start an actor on each node; returns the GPUs per node. `per_node` 0: spread evenly. WorkError if no node has
-        one."""
+        """Start an actor on each node; returns the number of GPUs per node. `per_node` 0: the GPUs are spread evenly.
+        Raises WorkError if no node has a GPU.
+        """
         try:
             living = await self._living()
         except LostCallError as error:
@@ -134,7 +135,7 @@ class RayNodes:
             watcher.cancel()
 
     async def _watch(self, slot: Slot) -> None:
-        """Call a node periodically. If it is lost, look for it or for another node."""
+        """Call a node periodically. If the node is lost, look for it or for another node."""
         while True:
             if slot.alive:
                 with contextlib.suppress(LostNodeError, FailedCallError):
