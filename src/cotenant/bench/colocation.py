@@ -88,7 +88,8 @@ class Series:
     beside_ms: list[float] = field(default_factory=list)
     # fraction of the time for which the latency-sensitive service was active when it ran alone
     alone_active: list[float] = field(default_factory=list)
-    alone_rate: list[float] = field(default_factory=list)  # units of best-effort work per second without the service
+    # units of best-effort work per second while the latency-sensitive service does not run
+    alone_rate: list[float] = field(default_factory=list)
     beside_rate: list[float] = field(default_factory=list)
     kernel_ms: float = 0.0
     # ranges of requests, one for each block in which the host never paused
@@ -262,7 +263,9 @@ def known_work(simulated: bool, fills: bool) -> dict[str, Any]:
 
 
 def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
-    """Start one BE program for each set of properties that is fixed when a process starts, and the LS client."""
+    """Start one best-effort (BE) program for each set of properties that is fixed when a process starts, and the
+    latency-sensitive (LS) client.
+    """
     alone = rig.ls("ls")
     native = rig.be_native()
     ls_by_sms: dict[float, Program] = {1.0: alone}

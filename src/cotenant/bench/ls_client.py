@@ -63,7 +63,9 @@ def serve(
     copy: bool,
     work_class: WorkClass = WorkClass.UNKNOWN,
 ) -> dict[str, Any]:
-    """Serve the arrivals one after the other. The LS-activity flag is set while a request is served or waits."""
+    """Serve the requests that arrive one after the other. The LS-activity flag is set while a request is served or
+    waits.
+    """
     latency_ms: list[float] = []
     service_ms: list[float] = []
     late_ms: list[float] = []
@@ -183,7 +185,7 @@ def driver_service(batch: int) -> Service:
 
 
 def main(arguments: list[str]) -> int:
-    """Set up the network, print `ready`, then execute the lines of standard input."""
+    """Set up the service's network on the GPU, print `ready`, then execute the lines of standard input."""
     if len(arguments) != 2 or not arguments[1].isdecimal() or not 1 <= int(arguments[1]) <= 1024:
         raise InputError("two arguments are needed, such as driver 4: driver or torch, and the batch")
     backend, batch = arguments[0], int(arguments[1])

@@ -277,7 +277,7 @@ def main(arguments: list[str]) -> int:
         name, step, finish = torch_workload(kind)
     else:
         name, step, finish = driver_workload(kind, kernel_ns)
-    # a first block without measurement: modules are loaded lazily, and the first turn takes time to begin
+    # this first block is not measured: modules are loaded lazily, and the first turn takes time to begin
     run_block(step, finish, 0.05)
     if core := os.environ.get(LAUNCH_CORE):
         keep_to(int(core))

@@ -79,7 +79,8 @@ def compare(
 
 
 def _shown(folders: list[Path]) -> Iterable[Path]:
-    """Yield the folders, with a progress bar if there are several and output goes to a terminal."""
+    """Yield the folders of the runs to compare, with a progress bar if there are several and output goes to a terminal.
+    """
     import sys
 
     if len(folders) < 4 or not sys.stderr.isatty():

@@ -70,7 +70,7 @@ def plain_table(title: str | None = None) -> Table:
 
 
 def to_file() -> bool:
-    """Whether output goes to a file or pipe and the user set no width."""
+    """Whether output goes to a file or pipe and the user set no width for tables."""
     return not sys.stdout.isatty() and "COLUMNS" not in os.environ
 
 

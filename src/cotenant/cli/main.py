@@ -220,7 +220,7 @@ def main() -> None:
 
     logs.configure_short()
     try:
-        if sys.stdout is None:  # the caller has closed standard output (>&-)
+        if sys.stdout is None:  # the caller of this command has closed standard output (>&-)
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
         code = app(standalone_mode=False)  # with standalone_mode, typer would print errors as a box of several lines
         sys.stdout.flush()  # flushed here, so that a full disk is reported like any other error

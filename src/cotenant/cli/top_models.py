@@ -1,4 +1,4 @@
-"""`cotenant top --url` for a server of language models."""
+"""`cotenant top --url` for a server of language models: a live table of the models."""
 
 from __future__ import annotations
 

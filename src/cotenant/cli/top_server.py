@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool) -> None:
-    """Print one table, or refresh it until Ctrl-C."""
+    """Print one table of a server's services and gpulets, or refresh it until Ctrl-C."""
     base, headers = _address(url, token)
     status = _ask(base, headers)
     if as_json:

@@ -1,4 +1,4 @@
-"""Nodes and clusters as plain data. workloads.clusters parses the notations for clusters."""
+"""Nodes and clusters as plain data. The package workloads.clusters parses descriptions of clusters."""
 
 from __future__ import annotations
 

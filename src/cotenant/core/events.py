@@ -33,7 +33,7 @@ class Reason(IntEnum):
     RESERVED = 6  #: the job had waited longer than the reservation time, so it went first
     GAVE_WAY = 7  #: the job returned CPU and memory above its proportional share, which other jobs needed
     GOT_IDEAL = 8  #: CPU and memory for its ideal speed became free
-    REPLACED = 9  #: all jobs were placed again in this round
+    REPLACED = 9  #: all jobs were placed on the cluster again in this round
     OUTRANKED = 10  #: jobs earlier in the policy's order took the job's GPUs
     DONE = 11
     NEW_LAYOUT = 12  #: the job's GPU got another MIG layout

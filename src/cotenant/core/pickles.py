@@ -23,7 +23,7 @@ def frame(message: object) -> bytes:
 
 
 def read(stream: BinaryIO) -> Any:
-    """Read the next message. Raises EOFError at the end of the stream."""
+    """Read the next pickled message. Raises EOFError at the end of the stream."""
     return pickle.loads(_exactly(stream, _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]))
 
 

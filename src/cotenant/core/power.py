@@ -31,7 +31,7 @@ ACTIVITY: dict[str, float] = {
     "resnet-50": 0.87,  # 222 W
     "resnet50": 0.87,
     "res50": 0.87,
-    "imagenet": 0.87,  # value of ResNet-50, as Sia's trace names it
+    "imagenet": 0.87,  # activity of ResNet-50 jobs, which Sia's trace calls imagenet
     "bert": 0.89,  # 226 W
     "deepspeech": 0.63,  # 171 W
     "shufflenet": 0.53,  # 149 W

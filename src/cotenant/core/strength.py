@@ -23,12 +23,14 @@ class Promise(enum.StrEnum):
 
 
 class Strength(enum.StrEnum):
-    """What enforces a guaranteed property, strongest first. A tenant can circumvent only `shim` and what follows it."""
+    """What enforces a guaranteed property, strongest first. A tenant can circumvent only `shim` and the weaker ones
+    after it.
+    """
 
     KERNEL = "kernel"  # enforcement by the operating system's kernel, through the tenant's cgroup
     DRIVER = "driver"  # enforcement by NVIDIA's kernel driver
     HARDWARE = "hardware"  # enforcement by the GPU, configured from outside the tenant
-    SERVER = "server"  # a process through which the tenant's work passes, such as an MPS server
+    SERVER = "server"  # enforcement by a process through which the tenant's work passes, such as an MPS server
     SHIM = "shim"  # enforcement by a library in the tenant's own process
     NOTHING = "nothing"
 

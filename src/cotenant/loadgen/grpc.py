@@ -47,7 +47,7 @@ class GrpcPayload:
         return self._front + b"\x1a\x08%08x" % (index & 0xFFFFFFFF) + self._back
 
     def belongs(self, index: int, answer: bytes) -> bool:
-        """Whether an answer belongs to this request; ValueError if it is not a protobuf message."""
+        """Whether an answer belongs to request number `index`; ValueError if it is not a protobuf message."""
         if not self.check:
             return True
         try:

@@ -71,7 +71,7 @@ class Http2Client:
         self._window, self._stream_window, self._frame = FIRST_WINDOW, FIRST_WINDOW, FRAME
         self._received = 0
         self._blocked: deque[int] = deque()  # streams whose data wait until a flow-control window opens
-        # stream, flags and headers of a header block whose rest is in the next frame
+        # stream, flags and first part of a block of headers whose rest is in the next frame
         self._block: tuple[int, int, bytearray] | None = None
 
     def request(self, block: bytes, body: bytes) -> int:

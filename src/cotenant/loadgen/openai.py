@@ -102,7 +102,7 @@ class OpenAiResult:
 
 
 class Requests:
-    """Makes the bytes of requests. Serves as the payload of every model in HttpTransport."""
+    """Makes the bytes of requests to the OpenAI API. Serves as the payload of every model in HttpTransport."""
 
     def __init__(self, test: OpenAiTest, model: int) -> None:
         self._test, self._model = test, test.trace.models[model]

@@ -171,7 +171,7 @@ def mark_late(rows: np.ndarray, services: Sequence[LoadService]) -> np.ndarray:
 
 
 def merge(results: Sequence[LoadResult]) -> LoadResult:
-    """Merge the results of several senders of one schedule."""
+    """Merge the results of several sending processes, which divide one schedule of requests."""
     first = results[0]
     rows = np.concatenate([r.rows for r in results])
     reasons: dict[str, int] = {}

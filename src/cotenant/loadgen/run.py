@@ -166,7 +166,7 @@ def _collect(senders: list[Sender], tell: Callable[[Sequence[Progress]], None] |
 
 
 class Sender:
-    """A process that sends part of a test; it exchanges pickled messages over its pipes."""
+    """A process that sends part of a load test's requests; it exchanges pickled messages over its pipes."""
 
     def __init__(self, test: LoadTest, forms: dict[str, Form], number: int, telling: bool) -> None:
         self.process = subprocess.Popen(

@@ -68,7 +68,9 @@ def _interval(row: Mapping[str, Any], key: str, form: str) -> str:
 
 
 def kept(row: Mapping[str, Any]) -> bool:
-    """Whether a scheme meets both targets: LS p99 close to that alone, and most of the BE work that is possible."""
+    """Whether a scheme meets both targets: p99 of latency-sensitive requests close to that alone, and most of the
+    best-effort work that is possible.
+    """
     return bool(row["ls_p99_over_alone"] <= PROMISE_P99 and row["be_over_left"] >= PROMISE_BE)
 
 

@@ -24,8 +24,10 @@ class Story:
 
     job: str
     run: str
-    facts: dict[str, Any]  #: gpus, model, tenant, priority, arrival_s, isolated_s, deadline_s, as far as known
-    figures: dict[str, float | None]  #: finish_s, jct_s, queueing_s, running_s, slowdown, ftf_rho, preemptions, moves
+    #: facts about the job: gpus, model, tenant, priority, arrival_s, isolated_s, deadline_s, as far as known
+    facts: dict[str, Any]
+    #: figures of the job: finish_s, jct_s, queueing_s, running_s, slowdown, ftf_rho, preemptions, moves
+    figures: dict[str, float | None]
     events: list[Happening]
     steps: list[Step] = field(default_factory=list)
 

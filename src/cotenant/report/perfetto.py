@@ -19,7 +19,7 @@ from cotenant.core.metrics.timeline import HOLDING
 from cotenant.core.record.record import Placements, Record
 
 CLUSTER_PID = 1  # in the trace file, process 1 is the cluster, and process n + 2 is node n
-_WHOLE = 0.999  # a job with a smaller share holds only a part of a GPU
+_WHOLE = 0.999  # a share of a GPU below this is drawn as a part of the GPU
 
 
 def write_perfetto(record: Record, path: str | Path) -> int:

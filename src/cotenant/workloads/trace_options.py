@@ -31,7 +31,9 @@ class TraceOptions:
     rate_scale: float = 1.0  #: factor on the rate of arrivals: 2 makes jobs arrive twice as fast
     arrivals: str = ""  #: an arrival process, which draws.parse_arrivals reads; empty: the trace's arrivals
     rate_per_s: float | None = None  #: rate of drawn arrivals; None: the trace's own mean rate
-    durations: str = ""  #: two-part | two-part-short | lognormal:MEDIAN:SIGMA | trace:F; empty: the trace's durations
+    #: how durations are drawn: two-part | two-part-short | lognormal:MEDIAN:SIGMA | trace:F; empty: the trace's
+    #: durations
+    durations: str = ""
     gpu_mix: str = ""  #: GPU counts with weights, such as 1:70,2:10,4:15,8:5; empty: the trace's counts
     #: shares of image, language and speech models; empty: only jobs without a model get one
     split: str = ""

@@ -163,7 +163,7 @@ def _rearrange(trace: Trace, options: TraceOptions) -> None:
 
 def _own_rate(trace: Trace, options: TraceOptions) -> float:
     if options.arrivals == "static" or options.arrivals.startswith("trace:"):
-        return math.nan  # these arrivals replace the trace's own and do not keep its rate
+        return math.nan  # these arrivals replace those of the trace, whose rate is not kept
     arrival_s = trace.jobs.arrival_s
     span_s = float(arrival_s[-1] - arrival_s[0])
     if span_s <= 0:
@@ -239,7 +239,7 @@ def _give_models(
     split = options.split or DEFAULT_SPLIT
     jobs.model = jobs.model.copy()
     jobs.model[rows] = assign_models(int(rows.sum()), split, classes, mode=options.split_mode, seed=options.seed)
-    # the duration is kept, but the number of iterations is removed, since it was that of another model
+    # the job's duration is kept, but its number of iterations is removed, since that was the number of another model
     jobs.duration_s = np.where(rows, durations, jobs.duration_s)
     jobs.iterations = np.where(rows, np.nan, jobs.iterations)
     if options.split_mode == "random":

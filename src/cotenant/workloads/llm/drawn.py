@@ -39,8 +39,9 @@ def draw_trace(
     models: Sequence[str], rates_rps: Sequence[float], prompt: str, output: str, duration_s: float,
     arrivals: str = "poisson", seed: int = 0,
 ) -> TokenTrace:  # fmt: skip
-    """Draw requests of each model. Each has its own random stream, so that adding a model does not change the
-    others."""
+    """Draw requests to each model. Each model has its own random stream, so that adding a model does not change the
+    others.
+    """
     prompts, outputs = parse_lengths(prompt, "prompt"), parse_lengths(output, "output")
     process = parse_arrivals(arrivals)
     parts = []
