@@ -63,7 +63,8 @@ enum cotenant_message_type {
     COTENANT_MOVE_ROOM_REPLY = 91, /* answers MOVE_ROOM */
     /* carries a memfd of backing_bytes bytes, to which memory is evicted; 0 bytes: no memfd */
     COTENANT_MOVE_BACKING_REPLY = 92,
-    COTENANT_FLOOR_JOIN = 112, /* sent to FLOOR_SOCKET: joins the LS gate of a GPU */
+    /* asks at FLOOR_SOCKET to join the LS gate of a GPU, where best-effort launches wait for LS work */
+    COTENANT_FLOOR_JOIN = 112,
     COTENANT_FLOOR_PAGE = 113, /* carries the gate page: shared memory with the LS-activity flags */
     COTENANT_FLOOR_KERNELS = 114, /* carries the kernel table of this tenant */
     COTENANT_FLOOR_WORDS = 115, /* carries the wait-flag page: flags for which streams wait on the device */

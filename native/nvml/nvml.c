@@ -57,8 +57,8 @@ HIDDEN int cot_open_nvml(void)
     return nvml_handle ? 0 : -1;
 }
 
-/* Finds symbols that the list of exports lacks. The driver shim calls this function, because its own dlsym answers
- * for this library, too. */
+/* Finds a symbol of the real library that this library does not export. A program looks symbols up with the driver
+ * shim's dlsym, even those of this library, so the shim calls this function for them. */
 EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
 {
     Dl_info info;

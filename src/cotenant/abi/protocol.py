@@ -61,7 +61,7 @@ class MessageType(enum.IntEnum):
     MOVE_ALLOW = 90  # raises the number of bytes that a MOVE_IN in progress may map
     MOVE_ROOM_REPLY = 91  # answers MOVE_ROOM
     MOVE_BACKING_REPLY = 92  # carries a memfd of backing_bytes bytes, to which memory is evicted; 0 bytes: no memfd
-    FLOOR_JOIN = 112  # sent to FLOOR_SOCKET: joins the LS gate of a GPU
+    FLOOR_JOIN = 112  # asks at FLOOR_SOCKET to join the LS gate of a GPU, where best-effort launches wait for LS work
     FLOOR_PAGE = 113  # carries the gate page: shared memory with the LS-activity flags
     FLOOR_KERNELS = 114  # carries the kernel table of this tenant
     FLOOR_WORDS = 115  # carries the wait-flag page: flags for which streams wait on the device

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def record_at(run: Path, job: str | None) -> tuple[Record, str | None, str]:
-    """Return the record at `run`, the id of the job to explain, and for a job of a fleet the error of its last start.
+    """Return the record of a run, the id of the job to explain, and for a job of a fleet the error of its last start.
 
-    Raises InputError if there is no such run or job.
+    `run` is the folder of a run or of a fleet, or the id of a job of the fleet. Raises InputError if there is none.
     """
     from cotenant.core.record.reader import read_record
 

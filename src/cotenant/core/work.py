@@ -77,7 +77,7 @@ class Trace:
     #: remarks for the user as sentences, such as "1,203 rows were out of order and sorted"
     remarks: list[str] = field(default_factory=list)
     seed: int | None = None
-    #: returns a job's line in the file from its id
+    #: returns the line of the trace's file that a job comes from, given the job's id; None if that is unknown
     line_of: Callable[[str], int | None] = field(default=lambda job: None)
 
     def __repr__(self) -> str:

@@ -14,7 +14,8 @@ DEFAULT_SEED = 1
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Options of commands that read a job trace. The defaults change nothing. Texts are as the user wrote them.
+    """Options of commands that read a job trace. The defaults change nothing. Options that are
+    strings are stored as the user wrote them, unparsed.
 
     Filters apply in this order: window, tenants, GPU counts, durations, max_jobs. Then arrivals are replaced by random
     ones (`arrivals`) or scaled (`rate_scale`), and durations, GPU counts and models are replaced if options ask for it.

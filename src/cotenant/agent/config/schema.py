@@ -205,7 +205,8 @@ class AgentFile(Strict):
     colocation: Annotated[ColocationSettings, parsed(parse_colocation), SCHEME_OR_SETTINGS] = Field(default=UNSET)
     """Name of a co-location scheme, or a mapping of its settings."""
     copies: Annotated[CopySettings, parsed(parse_copies), ON_OR_SIZES] = Field(default=UNSET)
-    """Whether copies over the PCIe link are scheduled; a mapping schedules them and sets sizes."""
+    """Whether copies over the PCIe link are scheduled: true, false, or a mapping with `period_bytes` and `chunk_bytes`,
+    which schedules them with these sizes."""
     tenants: list[TenantEntry] = Field(default_factory=list)
     """Tenants that are declared here rather than by the command that starts them."""
 

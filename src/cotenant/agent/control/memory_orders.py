@@ -49,7 +49,7 @@ class MemoryOrders:
         }
 
     async def park(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Park a tenant, or the process that the name `pid:N` means."""
+        """Park a tenant, or the process that the name `pid:N` means: suspend it, with its GPU memory in host memory."""
         name = self._mine(caller, order.get("name"))
         return await self._parking.park(name, _timeout_s(order, 10.0))
 

@@ -36,7 +36,10 @@ def _weight(spec: TenantSpec) -> float:
 
 
 class Copies:
-    """The copy pages of all GPUs. A GPU's page is created when a tenant first requires that copies be scheduled."""
+    """The copy pages of all GPUs: shared memory through which the processes of a GPU's tenants schedule their copies.
+
+    A GPU's page is created when a tenant first requires that copies be scheduled.
+    """
 
     def __init__(self, settings: CopySettings) -> None:
         self.settings = settings

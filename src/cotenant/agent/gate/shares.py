@@ -90,7 +90,7 @@ class Shares:
         self._timer = asyncio.get_running_loop().call_later(period_ns / 1e9, due)
 
     def close(self) -> None:
-        """Stop updating; processes keep their part of the in-flight budget."""
+        """Stop updating the parts of the in-flight budget; each process keeps the part that it has."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -81,8 +81,8 @@ class ParkedTable:
 
 
 def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
-    """Tenants in the order in which they are parked: lowest priority first; of equal priority, first those whose
-    processes swap their own memory.
+    """Return the tenants in the order in which they are suspended, with their GPU memory moved to host memory, to make
+    space: lowest priority first; of equal priority, first those whose processes swap their own memory.
     """
     rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
     return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

@@ -140,8 +140,8 @@ class GpuResidency:
         return wanted <= self.capacity_bytes - self.overhead_bytes
 
     def ran_short(self, short_bytes: int) -> None:
-        """Increase the overhead, because the GPU had less free memory than the sizes of tenants and overhead say, by at
-        least that much.
+        """Add `short_bytes` to the overhead, which is memory on the GPU that no account contains. `short_bytes`: by how
+        much, at least, the GPU's free memory was less than the tenants' sizes and the overhead had left.
         """
         self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
 

@@ -39,8 +39,8 @@ class Revoke(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Instruction: the next tenant is a gang, which needs several GPUs at the same time, and these GPUs must be
-    collected (NodeTurns does that).
+    """Instruction to NodeTurns: the next tenant is a gang, which needs several GPUs at the same time, so NodeTurns must
+    wait until all of them are free and then grant them together.
     """
 
     gpu: str

@@ -69,8 +69,9 @@ class ModelProfile:
         return float(value * min(1.0, cpus_per_gpu / self.cpus_per_gpu[0]))
 
     def two_speed_at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> TwoSpeed:
-        """Return the model's two speeds for a GPU with this proportional share; computed from the table if the profile
-        does not state them for this ratio.
+        """Return the model's seconds per iteration with this proportional share of CPU and memory per GPU, its speedup
+        with ideal CPU and memory, and its ideal CPU. They are computed from the table if the profile does not state
+        them for this number of CPUs per GPU.
         """
         for ratio, stated in self.two_speed.items():
             if math.isclose(ratio, cpus_per_gpu):

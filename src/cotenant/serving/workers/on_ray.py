@@ -150,7 +150,8 @@ class RayWorkers:
     # -- the nodes -------------------------------------------------------------------------------------------------
 
     async def ask(self, gpu: int, method: str, *arguments: Any) -> Any:
-        """Call the node of a GPU. Returns None if the node is lost."""
+        """Call a method of the NodeHost on the node of a GPU, and return its result; None if the node is lost or
+        the method failed."""
         self._loop = asyncio.get_running_loop()
         nodes = self._nodes
         if nodes is None:

@@ -90,7 +90,8 @@ class RayNodes:
         return [] if self._cluster.lost.is_set() else [gpu for s in alive for gpu in range(s.first, s.end)]
 
     async def ask(self, gpu: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call the node of a GPU. Returns None if the node is lost."""
+        """Call a method of the NodeHost on the node of a GPU, and return its result; None if the node is lost or the
+        method failed."""
         slot = next(s for s in self._slots if s.first <= gpu < s.end)
         local = (replace(a, gpu=a.gpu - slot.first) if isinstance(a, WorkerSpec) else a for a in arguments)
         try:

@@ -162,7 +162,8 @@ class InstanceTable:
             for i in sorted(range(len(self.kinds)), key=self._fraction):
                 for p, services in self._sets(i, wanted):
                     if (self.kinds[i][0], services) in done:
-                        continue  # these services already have a column with a smaller instance of this kind
+                        # a smaller instance of the same GPU type already has a column for these services
+                        continue
                     done.add((self.kinds[i][0], services))
                     caps = np.zeros(len(rates))
                     caps[list(services)] = wanted[list(services)]

@@ -23,7 +23,8 @@ from cotenant.policy.compiled import inner
 
 INF = np.inf
 EPS = 1e-9
-# numba compiles a function again for every plain integer argument, so these are numpy integers
+# numba treats each integer constant of Python as a type of its own, and compiles a function again for every value that
+# it is called with, so these constants are numpy integers
 SLOT0: Any = np.int64(0)
 SLOT1: Any = np.int64(1)
 SLOT2: Any = np.int64(2)

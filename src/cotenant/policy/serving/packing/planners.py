@@ -375,8 +375,8 @@ class Packer:
         return judged
 
     def _judge(self, plan: ServingPlan, services: Sequence[Service], guard: float) -> ServingPlan:
-        """Check the plan of a planner that ignores interference: as it is, then with new batches on the partitions that
-        it chose. `guard`: the factor on the rates for which the planner assigned services to gpulets."""
+        """Check, with interference, a plan that was made without it. If the plan fails, choose new batches on its
+        partitions and check again. `guard`: the factor by which the planner had raised the rates of the services."""
         wrong = problems(plan, services, self.gpus)
         if not wrong:
             return plan

@@ -206,10 +206,11 @@ class _Search:
             np.zeros(services + types, bool), maximise=True, time_limit_s=60.0,
         )  # fmt: skip
         price = np.zeros(services) if found.x is None else np.maximum(found.x[:services], 0.0)
-        # weak duality holds for any prices, if each GPU type is worth what its best pattern earns
+        # a pattern's value is its capacities x the prices; weak duality holds for any prices, if each GPU type has the
+        # value of its best pattern
         earned = caps @ price
         worth = np.array([earned[kind == t].max(initial=0.0) for t in range(types)])
-        # the last operand avoids a division by 0 if no pattern earns anything
+        # the last operand avoids a division by 0 if all patterns have the value 0
         total = float(counts @ worth) or float(price @ rates) / 2 or 1.0
         return np.concatenate([price, worth]) / total
 
