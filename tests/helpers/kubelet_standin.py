@@ -129,7 +129,10 @@ class Kubelet:
         return device_plugin.Empty()
 
     def _connect(self, resource: str, endpoint: str, number: int) -> None:
-        made = Endpoint(resource, self.plugins / endpoint)
+        try:
+            made = Endpoint(resource, self.plugins / endpoint)
+        except grpc.RpcError:
+            return  # the plugin has gone meanwhile, and will register again
         with self._lock:
             if self._last.get(resource) == number:  # false if a later registration has replaced this one
                 self.endpoints[resource] = made
