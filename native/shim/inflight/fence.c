@@ -104,7 +104,7 @@ void cot_interval_note(struct thread *t)
     if (t->calls->log_step == 0)
         cot_fence_close(t, false);
     else if (cot_interval_is_empty(t))
-        cot_interval_begin(t); /* the new interval may have to be shorter than the empty one, so it is begun anew */
+        cot_interval_begin(t); /* the new interval may have to be shorter than the empty one, so it is begun again */
 }
 
 /* Forgets all fences. The caller holds cot_capture_lock. `destroy`: the context still exists, so the events must be

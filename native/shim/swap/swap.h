@@ -32,7 +32,7 @@ enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
 struct region_piece {
     enum piece_state state;
     uint64_t backing; /* offset of the piece's contents in the host memory */
-    /* descriptor of memory that came from another process, which can be passed on again but not exported anew; 0:
+    /* descriptor of memory that came from another process, which can be passed on but not exported a second time; 0:
      * none */
     int memory;
 };

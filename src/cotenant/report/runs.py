@@ -106,7 +106,7 @@ def arrange(runs: list[Run]) -> list[Run]:
             len({c.get(key, "") for r, c in zip(runs, conditions, strict=True) if r.policy == p}) > 1 for p in shared
         )
     ]
-    # a trace that is drawn anew for each load and seed differs for that reason alone, so it is no condition of its own
+    # a trace that is drawn again for each load and seed differs for that reason alone, so it is no condition of its own
     for key in ("trace", "cluster", "rate"):
         rest = [other for other in varying if other != key]
         if key in varying and rest and _determined(key, rest, conditions):

@@ -82,7 +82,7 @@ def install(folder: Path, release: int = RELEASES[0]) -> Path:
 
 
 class Daemon:
-    """The imitated MPS control daemon: it serves programs and commands until it is told to quit."""
+    """The imitated MPS control daemon: it serves programs and commands until it gets the command to quit."""
 
     def __init__(self, protocol: int, multiuser: bool) -> None:
         pairs = [pair.split("=") for pair in (os.environ.get("MPS_STANDIN_GPUS") or SOFT_GPUS).split(",")]

@@ -166,7 +166,7 @@ class MpsDaemons:
                 daemon.control.order(order)
                 return
             except WorkError:
-                continue  # the daemon is told to quit a second time; if that fails, too, the daemon has already ended
+                continue  # this sends the daemon a second order to quit; if that fails, too, the daemon has ended
 
     def await_end(self, uuid: str) -> None:
         """If the MPS daemon of a GPU was told to quit, wait until it has ended."""
