@@ -13,7 +13,7 @@ from agent_harness import AgentProcess, saved
 from fake_shim import FakeShim, register
 from waiting import stays, wait_for
 
-from cotenant.agent.processes import is_zombie
+from cotenant.agent.processes import environment, is_zombie, variable
 from cotenant.agent.tenants.orphans import by_token
 
 # Forks twice with a new session in between, as daemons do. The grandchild prints its pid, sleeps, and only then
@@ -129,3 +129,30 @@ def test_many_programs_that_end_at_once_cost_one_look(start_agent: Callable[...,
             process.kill()
             process.wait()
         wait_for(lambda: not agent.call("list")["tenants"])
+
+
+def test_the_environment_of_a_program_that_is_just_being_loaded_is_waited_for(tmp_path: Path) -> None:
+    """Popen returns while execve still loads the program; /proc shows an empty environment until it has ended."""
+    for _ in range(100):
+        with subprocess.Popen(["sleep", "60"], env={"COTENANT_TOKEN": "mine"}) as process:
+            assert variable(process.pid, "COTENANT_TOKEN") in ("mine", None), "None on a host that is too busy"
+            process.kill()
+    loading = tmp_path / "7"
+    loading.mkdir()
+    (loading / "exe").symlink_to("/bin/sleep")
+    (loading / "environ").touch()
+    (loading / "stat").write_text("7 (a b) R " + "0 " * 49)
+    with pytest.raises(TimeoutError, match="process 7 has been starting its program"):
+        environment(7, tmp_path)
+    (loading / "environ").write_bytes(b"A=1\0")
+    assert environment(7, tmp_path) == [b"A=1", b""]
+
+
+def test_a_program_without_an_environment_has_an_empty_one_and_a_zombie_has_none() -> None:
+    with subprocess.Popen(["sleep", "60"], env={}) as process:
+        wait_for(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes() == b"sleep\0" + b"60\0")
+        assert environment(process.pid) == [b""]
+        process.kill()
+        wait_for(lambda: is_zombie(process.pid))
+        with pytest.raises(ProcessLookupError):
+            environment(process.pid)

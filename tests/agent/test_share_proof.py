@@ -11,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from waiting import wait_for
 
 from cotenant.agent.audit import shares
 from cotenant.agent.audit.shares import ShareProof
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms.base import Enforcement, Mechanism
 from cotenant.agent.mechanisms.proof import Client, Look, Place, Sms
+from cotenant.agent.processes import variable as variable_of
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.devices.base import Gpu
@@ -147,6 +149,7 @@ def test_a_percentage_of_its_own_is_named_where_the_server_takes_it(own: str, te
     environment = {"PATH": os.environ["PATH"]} | ({variable: own} if own else {})
     with subprocess.Popen(["sleep", "600"], env=environment) as process:
         try:
+            wait_for(lambda: variable_of(process.pid, "PATH"), what="its program is loaded")
             proof, tenant = world(process.pid)
             assert proof.judge(look(Client(process.pid, MINE)), {})["a"] == [], "with protocol 3 it has no effect"
             tenant.enforcement = Enforcement({variable: "40"})

@@ -10,7 +10,14 @@ import os
 import resource
 import socket
 import struct
+import time
+from pathlib import Path
 from typing import NamedTuple
+
+# the longest wait for execve, which takes microseconds unless the host is very busy
+EXECVE_S = 0.02
+# the index of env_end among the fields that `_stat_fields` returns (proc_pid_stat(5) counts it as 51)
+ENV_END = 48
 
 
 class ProcessKey(NamedTuple):
@@ -36,10 +43,9 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(*struct.unpack("3i", raw))
 
 
-def _stat_fields(pid: int) -> list[str] | None:
+def _stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str] | None:
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            line = file.read()
+        line = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     # fields are counted after the last parenthesis, because the process's name may contain spaces and parentheses
@@ -52,13 +58,37 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def environment(pid: int, proc: Path = Path("/proc")) -> list[bytes]:
+    """Read the environment with which a process was started, as entries NAME=value.
+
+    /proc shows an empty environment while execve loads a program. That is waited for, for at most EXECVE_S.
+
+    Raises OSError if the environment cannot be read, or if execve has not ended by then.
+    """
+    end = time.monotonic() + EXECVE_S
+    while not (entries := (proc / str(pid) / "environ").read_bytes()) and _loads(pid, proc):
+        if time.monotonic() > end:
+            raise TimeoutError(f"process {pid} has been starting its program for {EXECVE_S} s")
+        time.sleep(0.0005)
+    return entries.split(b"\0")
+
+
+def _loads(pid: int, proc: Path) -> bool:
+    """Return whether execve is loading the process's program. Kernel threads have none."""
+    try:
+        os.readlink(proc / str(pid) / "exe")
+        fields = _stat_fields(pid, proc)
+    except OSError:
+        return False
+    return fields is not None and fields[ENV_END] == "0"
+
+
 def variable(pid: int, name: str) -> str | None:
     """An environment variable with which a process was started; empty if it was not set, None if the process's
     environment cannot be read.
     """
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read().split(b"\0")
+        entries = environment(pid)
     except OSError:
         return None
     start = f"{name}=".encode()

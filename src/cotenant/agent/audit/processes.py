@@ -183,7 +183,7 @@ class UnseenWatch:
         if by_parents is not None:
             return by_parents
         try:
-            variables = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
+            variables = processes.environment(pid, self._proc)
         except OSError:
             return None
         token = next((v.removeprefix(TOKEN) for v in variables if v.startswith(TOKEN)), b"")

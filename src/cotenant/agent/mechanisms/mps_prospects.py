@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotenant.agent.mechanisms.mps_control import PIPE_FOLDER, Abilities, abilities
+from cotenant.agent.processes import environment
 from cotenant.core.strength import Promise, Prospect, Strength
 from cotenant.devices.base import Device, Gpu
 from cotenant.devices.registry import device_of
@@ -109,7 +110,7 @@ def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]
             words = (proc / entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             if not any(Path(word).name == DAEMON for word in words[:3]) or not {"-d", "-f"} & set(words):
                 continue
-            variables = (proc / entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            variables = [variable.decode(errors="replace") for variable in environment(int(entry), proc)]
         except PermissionError:
             found.setdefault(entry, f"process {entry} of another user")
             continue

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from cotenant.agent.processes import ProcessKey, alive, in_group, is_zombie, key_of
+from cotenant.agent.processes import ProcessKey, alive, environment, in_group, is_zombie, key_of
 from cotenant.agent.tenants.tenant import Tenant
 
 FIRST_LOOK_S = 0.01
@@ -27,10 +27,10 @@ def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, f
         if not entry.isdigit():
             continue
         try:
-            environment = (proc / entry / "environ").read_bytes()
+            variables = environment(int(entry), proc)
         except OSError:
             continue
-        for variable in environment.split(b"\0"):
+        for variable in variables:
             if token := marks.get(variable):
                 found.setdefault(token, set()).add(key_of(int(entry)))
     return {token: frozenset(key for key in keys if not is_zombie(key.pid)) for token, keys in found.items()}
