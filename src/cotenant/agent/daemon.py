@@ -102,7 +102,7 @@ class Agent:
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
         self.folder = options.folder
-        # before the file is read, so that no later version of it is missed
+        # created before the file is read, so that no later version of the file is missed
         self._file = FileWatch(configs.config_path(options.source)) if options.source else None
         self.in_force = InForce(self.load_config())
         config = self.in_force.config
@@ -196,7 +196,7 @@ class Agent:
         try:
             if not self.folder.exists():
                 self.folder.mkdir(parents=True)
-                # set whatever the umask is, since the modes of the sockets restrict access, not that of the folder
+                # every user may enter the folder, whatever the umask is: the modes of its sockets restrict access
                 self.folder.chmod(0o755)
             lock = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -367,13 +367,13 @@ class Agent:
         LOG.warning(NOT_SLICED, uuid, why)
 
     def _gpu_lost(self, uuid: str, text: str) -> None:
-        """Log, and tell a GPU's tenants, that they have lost the GPU."""
+        """Warn a GPU's tenants that they have lost the GPU, and log it."""
         LOG.error(text)
         for tenant in self.registry.on_gpu(uuid):
             tenant.warn(text)
 
     def _release(self, tenant: Tenant) -> str:
-        """Release a tenant whose pod or job has ended; otherwise return why not."""
+        """Release a tenant if its pod or job has ended; otherwise return why the tenant stays."""
         why = why_held(tenant, lambda: running_jobs(self.options.locate))
         if not why:
             self._drop(tenant)

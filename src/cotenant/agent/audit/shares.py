@@ -30,7 +30,7 @@ LOOKS = 2
 # The number of checks for a process that only its shim has reported. It is larger, because the shim reports a context
 # before the MPS server, which may still be starting, accepts the process as a client.
 LOOKS_BY_SHIM = 10
-# a deviation that the agent has corrected is reported for this much longer, so that it appears in the metrics
+# a deviation is reported for this long after the agent has corrected it, so that it appears in the metrics
 NAMED_S = 30.0
 PATIENCE_S = 5.0  # time for the MPS control daemon to answer
 AGAIN = "start it again with the environment that cotenant run gives"
@@ -38,7 +38,9 @@ LOWERED = "the limit was lowered after it started, and holds for processes that 
 
 
 class ShareProof:
-    """Checks the servers of mechanisms that use MPS, and memory limits; records deviations in `Tenant.not_enforced`."""
+    """Checks that each tenant has its share, by the client lists of MPS servers, and that memory limits hold. Records
+    deviations in `Tenant.not_enforced`.
+    """
 
     def __init__(
         self,
@@ -46,8 +48,8 @@ class ShareProof:
         tenant_of: Callable[[int], Tenant | None],
         memory: Callable[[Tenant], list[str]] = lambda tenant: [],
     ) -> None:
-        """`tenant_of` returns the tenant of a process, whether it is connected to the agent or not. `memory`: why a
-        tenant's memory limit may not hold.
+        """`tenant_of` returns the tenant of a process, whether it is connected to the agent or not. `memory` returns
+        the reasons why a tenant's memory limit may not hold.
         """
         self._registry, self._tenant_of, self._memory = registry, tenant_of, memory
         # (UUID of the GPU, process) -> number of successive checks that found the process outside its tenant's MPS
@@ -112,7 +114,7 @@ class ShareProof:
             if pid in clients or not processes.alive(key[1]):
                 continue
             outside[key] = self._outside.get(key, 0) + 1
-            # SMs beyond the share prove that the process is no client that is still connecting
+            # a process that sees more SMs than its share is not about to become a client, so it is reported at once
             beyond = _beyond(tenant, uuid, pid)
             if beyond or outside[key] >= (LOOKS if pid in running.get(uuid, ()) else LOOKS_BY_SHIM):
                 found[tenant.name].append(self._escaped(uuid, pid, beyond))
@@ -181,7 +183,7 @@ class ShareProof:
 
 
 def _beyond(tenant: Tenant, uuid: str, pid: int) -> str:
-    """In words that a process sees more SMs of a GPU than its tenant may have; empty if it does not."""
+    """Return text that says how many SMs of a GPU a process sees, if its tenant may have fewer; otherwise empty."""
     given = tenant.enforcement.sms.get(uuid)
     for session in tenant.sessions:
         for slot, sms in session.sms.items():
@@ -192,7 +194,7 @@ def _beyond(tenant: Tenant, uuid: str, pid: int) -> str:
 
 def _sms_seen(tenant: Tenant, escaped: Collection[int]) -> list[str]:
     """A sentence for each process that sees more SMs than its tenant may have, or fewer than are reserved for it.
-    `escaped`: processes that are no clients of a server, which is reported instead.
+    `escaped`: pids of processes that are left out, because it is already reported that they are no clients of a server.
     """
     texts = []
     for session in tenant.sessions:

@@ -23,7 +23,8 @@ def _percent(value: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """How messages about a tenant's field that may be a range name the field and format its values."""
+    """Words for messages about a field of a tenant that may be a range: the field's name, and the format of its values.
+    """
 
     word: str
     option: str
@@ -89,8 +90,8 @@ def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
         if value is None or (name == "request" and not value):
             continue
         if name not in _ranges(spec):
-            # an order may give a value that is equal to the declared one, since a form may send the same options for
-            # all tenants
+            # a value that equals the declared one is accepted, since a launcher may send the same options for all
+            # tenants
             if value == getattr(spec, name):
                 continue
             raise InputError(

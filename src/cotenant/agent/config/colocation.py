@@ -79,8 +79,8 @@ def known_kernels(
     """A tenant's kernel classes, as the fields `kernels` and `work_class` of its TenantSpec.
 
     `profile` is a file relative to `folder`. `work_class` applies to launches that are not in the profile: copies and
-    CUDA graphs. By default it is the class with most of the profile's time for a latency-sensitive tenant, otherwise
-    unknown, which is always let through. Raises InputError that names `field`.
+    CUDA graphs. Its default for a latency-sensitive tenant is the class with most of the profile's time, for other
+    tenants `unknown`. Raises InputError that names `field`.
     """
     if profile is None:
         return {"work_class": "unknown" if work_class is None else str(work_class)}

@@ -61,7 +61,9 @@ class LivePage:
             await self._port.close()
 
     async def rows(self) -> AsyncIterator[Row]:
-        """Rows of the live page. An asynchronous iterator, so that the agent can grant turns between two tenants."""
+        """Rows of the live page. The iterator is asynchronous, so that the agent can grant turns between the rows of
+        two tenants.
+        """
         agent = {"name": self.node_name, "kind": "agent", "address": str(self._rows.folder)}
         yield "sources", "agent", agent | {"ok": True, "note": self._in_force.fault}
         for uuid in self._registry.gpus:

@@ -68,14 +68,14 @@ class Operations:
             "colocation": self.colocation,
         }
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- orders that change nothing --------------------------------------------------------------------------------
 
     async def status(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Describe the agent and its GPUs."""
         return self._rows.status()
 
     async def mechanisms(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """For each GPU, what enforces shares, memory limits and isolation; and the capabilities of each mechanism."""
+        """List what enforces shares, memory limits and isolation on each GPU, and each mechanism's capabilities."""
         each = {name: m.capabilities.as_dict() for name, m in self._registry.mechanisms.items()}
         mps = await asyncio.to_thread(self._rows.find_mps)
         return {"gpus": self._rows.promises(mps), "mechanisms": each}
@@ -92,7 +92,7 @@ class Operations:
         tenant = self._registry.tenants.get(name)
         return {"warnings": list(tenant.warnings) if tenant else self._history.departed.get(name, [])}
 
-    # -- doing -----------------------------------------------------------------------------------------------------
+    # -- orders that change something ------------------------------------------------------------------------------
 
     async def register(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Admit a new tenant for a launcher, or let it start a program of an existing tenant. The answer contains the
@@ -222,7 +222,7 @@ class Operations:
         self._check_user(caller, tenant)
         pid = order.get("pid")
         key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
-        # the flag is not cleared if the program has joined a tenant that another launcher registered
+        # the flag stays as it is if the program has joined a tenant that another launcher registered
         if tenant.name in caller.registered:
             tenant.launching = False
         if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):

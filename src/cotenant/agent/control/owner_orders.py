@@ -36,7 +36,8 @@ class OwnerOrders:
         hear: Callable[[Session, bytes], None],
         save_now: Callable[[], bool],
     ) -> None:
-        """`hear` handles the HELLO of a process again that connected before the tenant of its pod or job was held."""
+        """`hear` handles once more the HELLO of a process that connected before the tenant of its pod or job was held.
+        """
         self._owners, self._registry, self._lives, self._hear, self._save_now = owners, registry, lives, hear, save_now
 
     def table(self) -> dict[str, Handler]:

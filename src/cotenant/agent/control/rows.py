@@ -55,7 +55,7 @@ class Rows:
     started_ns: int
 
     def status(self) -> dict[str, Any]:
-        """The agent."""
+        """Describe the agent: its process, settings and GPUs."""
         config, trace = self.in_force.config, self.history.trace
         return {
             "pid": os.getpid(),

@@ -59,7 +59,7 @@ class Shortfalls:
         self._registry, self._broker, self._slices, self._save = registry, broker, slices, save
         self._measured: set[_Key] = set()
         self._hours: dict[_Key, Hour] = {}
-        # (time, held, waited) in ns of the readings within one window
+        # the readings within one window: (time of the reading, time with a turn so far, time waited so far) in ns
         self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}
 
     async def run(self) -> None:
@@ -82,7 +82,7 @@ class Shortfalls:
                 hours[key] = self._hours.get(key) or Hour()
                 hours[key].add(now_ns, window, tenant.spec.request)
                 before = tenant.short_since.get(gpu.uuid)
-                # the previous agent measured since when the tenant is short, and saved it in the state file
+                # until this agent has measured the tenant, the time is kept that the previous agent saved
                 since = before if key not in self._measured else None
                 if window is not None or key in self._measured:
                     measured.add(key)

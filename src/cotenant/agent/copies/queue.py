@@ -58,7 +58,9 @@ class CopyQueue:
         return ticket if self._rule.queue_try(*place) else None
 
     def piece_bytes(self, direction: int, now_ns: int | None = None) -> int:
-        """Size into which a copy should be split now: chunks, or larger pieces while no other tenant copies."""
+        """Size of the pieces into which a copy should be split now: that of a chunk, or more while no other tenant
+        copies.
+        """
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
 

@@ -149,7 +149,8 @@ class Floors:
         self._look_at_clocks()
 
     def _look_at_clocks(self) -> None:
-        """If the scheme lets best-effort work overlap latency-sensitive work, adapt its duty cycle to each GPU's clock.
+        """If the scheme lets best-effort work overlap latency-sensitive work, adapt the duty cycle of best-effort work
+        to each GPU's clock.
         """
         asked = self.settings.clock > 0 and scheme_named(self.settings.scheme).rule is RuleKind.TIDAL
         self._looking = asyncio.get_running_loop().call_later(CLOCK_S if asked else MEND_S, self._look_at_clocks)

@@ -42,7 +42,7 @@ def pack_join(uuid: bytes, role: int, *, words: bool = False) -> bytes:
 
 
 def _is(data: bytes, kind: MessageType) -> bool:
-    """Return whether the bytes are a message that asks to join an LS gate (FLOOR_JOIN)."""
+    """Return whether the bytes are a message of this kind."""
     if len(data) != MESSAGE_BYTES:
         return False
     magic, version, found, *_ = wire.HEADER.unpack_from(data)

@@ -11,8 +11,9 @@ AGAIN_S = 1.0
 
 
 async def lasting(work: Callable[[], Awaitable[None]], again_s: float = AGAIN_S) -> None:
-    """Do work that is expected to run as long as the agent. If it raises an exception, it is logged once and the work
-    starts again: without the check, nothing would report tenants that evade their limits.
+    """Run `work`, a check that should run as long as the agent. If `work` raises an exception, the exception is logged
+    and `work` is started again, because otherwise nothing would report tenants that evade their limits. An exception
+    that repeats is logged once.
     """
     said = ""
     while True:

@@ -33,7 +33,7 @@ def take_over(
     """Admit the previous agent's tenants that still run, are declared in the configuration, or are held for a pod or
     job. They keep their tokens and GPUs.
     """
-    # the counters are read before the first tenant is taken over, because the state file is then written again
+    # all of the state file is read before the first tenant is taken over, because the file is then written again
     parked, closing = state.load_parked(file), state.load_closing(file)
     all_saved = state.load(file)
     for saved in all_saved:

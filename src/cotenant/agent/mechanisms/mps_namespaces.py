@@ -163,7 +163,7 @@ class MpsNamespaces:
             return None
         return next((int(row[2]) for row in rows if row[0] in used and row[2].isdigit()), None)
 
-    # -- in the thread of orders -----------------------------------------------------------------------------------
+    # -- in the thread that sends commands -------------------------------------------------------------------------
 
     def _in_order(self, call: Callable[..., Answer], *arguments: object) -> Answer:
         try:
@@ -269,8 +269,8 @@ class MpsNamespaces:
         return Enforcement(environment, SlotFlag.UNGATED, {CLIENT_PRIORITY: "1"}, sms, tuple(remarks))
 
     def _reserve(self, spec: ShareSpec, made: _Granted, uuid: str) -> tuple[_Row | None, int, str]:
-        """Reserve the SMs of a tenant's request on a GPU. Returns the SM partition (None: there is none), the largest
-        number of SMs that the GPU may have, and why there is no partition.
+        """Reserve the SMs of a tenant's request on a GPU. Returns the SM partition (None: there is none), the upper
+        bound of the GPU's number of SMs, and why there is no partition.
         """
         server, space = made.place
         where = (f"--server={server}", f"--device={uuid}")

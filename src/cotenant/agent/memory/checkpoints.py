@@ -1,8 +1,9 @@
 """Moves tenants and other programs off their GPUs and back by the CUDA driver's checkpoint.
 
-Leaving: all processes of a tenant are locked, then all are checkpointed; if one fails, this is undone. Returning: all
-are restored, then all are unlocked, and only after their memory is free, because the driver does not survive a restore
-without enough memory. An agent that restarts takes over what its predecessor had checkpointed.
+To move a tenant off, all its processes are locked, then all are checkpointed; if one fails, this is undone. To move it
+back, all processes are restored, then all are unlocked. That begins only when enough GPU memory is free, because the
+driver does not survive a restore without enough memory. An agent that restarts takes over what its predecessor had
+checkpointed.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ LOG = logging.getLogger(__name__)
 
 LOCK_S = 10.0
 WISH_S = 1.0
-# the driver may have freed more memory than the ledger counts, or another tenant may have freed it at the same time; at
-# most this much is added to a tenant's size
+# A checkpoint may free more memory than the ledger has counted for the tenant. At most this much of the difference is
+# added to the tenant's size, because other tenants may have freed memory at the same time.
 MOST_UNKNOWN_BYTES = 2 << 30
 
 
@@ -115,7 +116,7 @@ class Checkpoints:
         """
         await self._whole.restore(parked, target)
 
-    # -- for others ------------------------------------------------------------------------------------------------
+    # -- for other parts of the agent ------------------------------------------------------------------------------
 
     async def evict(self, tenant: Tenant) -> str | None:
         """Evict a tenant with `oversubscribe: park`, which returns with its next turn. Returns a sentence on failure.
@@ -142,7 +143,7 @@ class Checkpoints:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        # the time of the restore counts as part of the switch, not of the move
+        # the restore is counted without its time, because the time of the whole switch of tenants is counted elsewhere
         self._residents.count(tenant.name).add_whole(parked.size, out=False)
         self._parked.rows.pop(tenant.name, None)
         self._state.save_now()

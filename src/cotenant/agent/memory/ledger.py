@@ -1,4 +1,5 @@
-"""Accounting of GPU memory by tenant: reserved before it is allocated, committed after, dropped when a process ends.
+"""Counts GPU memory by tenant: memory is reserved before it is allocated, and committed afterwards. When a process
+ends, its memory is not counted any more.
 
 The ledger only counts; the shim reports what the driver allocated, by family (pools, VMM handles, contexts, ...). It
 counts by GPU and by process, so that the processes of a tenant share one limit, and what a process held is returned

@@ -43,7 +43,7 @@ class Parking:
         self._relocate = relocate
         self._busy: set[str] = set()
 
-    # -- leaving ---------------------------------------------------------------------------------------------------
+    # -- parking ---------------------------------------------------------------------------------------------------
 
     async def park(self, name: str, timeout_s: float = LOCK_S) -> dict[str, Any]:
         """Park a tenant, or the process that the name `pid:N` means. Raises InputError if that is impossible, WorkError
@@ -86,7 +86,7 @@ class Parking:
             raise WorkError(f"{tenant.name} ended while it was being parked")
         return Parked(tenant.name, "swap", (gpu,), before)
 
-    # -- coming back -----------------------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------------------------
 
     async def resume(self, name: str, gpu: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
         """Resume a parked tenant or program, on `gpu` if given. If that fails, it stays parked. Raises InputError,

@@ -34,8 +34,8 @@ class Residents:
         # UUID of a GPU -> the switch of memory between tenants that is in progress
         self.switching: dict[str, Switch] = {}
         self.last_move_ns = dict.fromkeys(self.gpus, 0)  # UUID of a GPU -> duration of its last switch of memory
-        # GPU -> how many evictions of each tenant are going on; a turn granted now would be returned and requested
-        # again at once
+        # GPU -> how many evictions of each tenant are in progress; such a tenant gets no turn, because its processes
+        # would return the turn at once and request another one
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # connections (by number) whose process did not answer an order
         # name of a tenant that could not be restored -> time until the next attempt to restore it
@@ -140,8 +140,8 @@ class Residents:
     # -- space -----------------------------------------------------------------------------------------------------
 
     def crowded(self, tenant: Tenant, gpu: str, family: int) -> bool:
-        """Whether a tenant's new reservation does not fit without evicting other tenants. `family`: kind of the memory;
-        for kinds that cannot be swapped (contexts, arrays), and for a parked tenant, space must be made at once.
+        """Whether a tenant's new reservation does not fit on the GPU without evicting other tenants, or the tenant is
+        parked. `family`: kind of the memory.
         """
         moves = family == MemoryFamily.PLAIN and tenant.spec.oversubscribe in MOVED_BY_PROCESS
         anybody = any(other.spec.oversubscribe != "none" for other in self._registry.on_gpu(gpu))
@@ -176,7 +176,7 @@ class Residents:
         others = f"; {strangers / 2**20:.0f} MiB of the GPU are used by no tenant" if strangers > 64 << 20 else ""
         return f"{plan.short_bytes / 2**20:.0f} MiB are missing, {why}{others}"
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- counters and display --------------------------------------------------------------------------------------
 
     def count(self, name: str) -> MoveCount:
         """Counters of a tenant's evictions and restores, which the caller may increase."""
@@ -207,7 +207,7 @@ class Residents:
         }
 
     def forget(self, name: str) -> None:
-        """Remove all about a tenant that was removed."""
+        """Remove what is kept here about a tenant that was removed."""
         for residency in self.gpus.values():
             residency.remove(name)
         self.counts.pop(name, None)

@@ -148,8 +148,8 @@ class SwapOrders:
 
 
 class HandleTransfer:
-    """Passes device memory by handle from evicted processes to restored ones, which get the ends of a socket pair with
-    their orders.
+    """Passes device memory by handle from evicted processes to restored ones. With their orders, evicted processes get
+    one end of a socket pair, and restored processes the other end.
 
     Without it, the driver would clear the memory in between with the copy engine that the swap needs.
     """
@@ -160,12 +160,12 @@ class HandleTransfer:
 
     @property
     def giver(self) -> int:
-        """Descriptor of the end for evicted processes (MOVE_OUT)."""
+        """Descriptor of the socket pair's end for evicted processes (MOVE_OUT)."""
         return self._giver.fileno()
 
     @property
     def taker(self) -> int:
-        """Descriptor of the end for restored processes (MOVE_IN)."""
+        """Descriptor of the socket pair's end for restored processes (MOVE_IN)."""
         return self._taker.fileno()
 
     def all_taken(self) -> None:

@@ -39,7 +39,7 @@ class WholeProcesses:
         self._devices, self._ledger = devices, ledger
         self.checkpointer = Checkpointer(device_of(devices[0]).driver)
 
-    # -- which, and whether ----------------------------------------------------------------------------------------
+    # -- which processes can be checkpointed -----------------------------------------------------------------------
 
     async def able(self, name: str, tenant: Tenant | None) -> tuple[ProcessKey, ...]:
         """The processes to checkpoint for a tenant, or for a process `pid:N` and its descendants. Raises InputError,
@@ -106,8 +106,8 @@ class WholeProcesses:
         return tuple(able)
 
     async def state(self, key: ProcessKey) -> str:
-        """State of a process for the driver: "running", "locked", "checkpointed" or "failed". Raises CheckpointError if
-        the process has no CUDA context.
+        """State of a process as the driver reports it: "running", "locked", "checkpointed" or "failed". Raises
+        CheckpointError if the process has no CUDA context.
         """
         return str((await self.checkpointer.order("state", key.pid))["state"])
 
@@ -121,7 +121,7 @@ class WholeProcesses:
             total += free or 0
         return total
 
-    # -- out -------------------------------------------------------------------------------------------------------
+    # -- checkpoint ------------------------------------------------------------------------------------------------
 
     async def checkpoint(self, keys: tuple[ProcessKey, ...], size: int, timeout_s: float) -> None:
         """Lock all processes, then checkpoint all. If one fails, undo that and raise CheckpointError."""
@@ -145,7 +145,7 @@ class WholeProcesses:
                     await self.checkpointer.order("unlock", key.pid)
             raise
 
-    # -- back ------------------------------------------------------------------------------------------------------
+    # -- restore ---------------------------------------------------------------------------------------------------
 
     async def restore(self, parked: Parked, target: str | None) -> None:
         """Restore all parked processes, on the GPU `target` if given, then unlock all. Raises WorkError on failure."""
@@ -230,5 +230,5 @@ class WholeProcesses:
             await asyncio.sleep(0.2)
 
     def close(self) -> None:
-        """End the helper process; checkpointed processes stay checkpointed."""
+        """End the helper process that calls the driver; checkpointed processes stay checkpointed."""
         self.checkpointer.close()

@@ -63,15 +63,15 @@ class Applied:
         return self._card(gpu).memory_limits(group).hard_bytes
 
     def below(self, hierarchy: Hierarchy, group: Path, gpu: Gpu) -> Iterator[Path]:
-        """Groups below `group` that have a limit of their own. The driver charges only the nearest group that has one,
-        so that their processes do not count for `group`. Raises OSError.
+        """Groups below `group` that have a limit of their own. The driver charges a process's memory only to the
+        nearest group with a limit, so processes in these groups do not count for `group`. Raises OSError.
         """
         card = self._card(gpu)
         for each in hierarchy.groups(group):
             if each == group:
                 continue
             theirs, mine = card.memory_limits(each), card.memory_limits(group)
-            # the group's use may change between two readings
+            # limits that seem to differ are read again, since the group's use may change between two readings
             if theirs != mine and theirs != card.memory_limits(group):
                 yield each
 

@@ -1,7 +1,8 @@
 """Clears the memory limits of control groups whose tenants have ended, and removes the groups that the agent made.
 
 The limits stay until no process is left. What cannot be cleared or removed is tried again at every check: a limit that
-is forgotten would hold for whatever the group does next, and a removed group's soft limit stays in its ancestors' sums.
+is not cleared would apply to whatever runs in the group next. If a group is removed before its soft limit is cleared,
+the limit stays in the sums of the groups above.
 """
 
 from __future__ import annotations

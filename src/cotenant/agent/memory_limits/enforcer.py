@@ -83,10 +83,11 @@ class MemoryLimits:
         self._closings = Closings(self._applied, hierarchy_of)
         self._watch = Watch(registry, self._applied, self._detected, warn, self._sweep)
 
-    # -- what there is ---------------------------------------------------------------------------------------------
+    # -- what enforces limits --------------------------------------------------------------------------------------
 
     def prospect(self, gpu: Gpu, tenant: Tenant | None = None) -> Prospect:
-        """What would enforce the memory limit of a tenant that starts on a GPU. `tenant` None: one that does not swap.
+        """Return what would enforce the memory limit of a tenant that starts on a GPU. `tenant` None: a tenant that is
+        not swapped.
         """
         if gpu.uuid not in self._detected:
             self._detected[gpu.uuid] = self._find(gpu)

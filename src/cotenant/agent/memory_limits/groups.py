@@ -74,8 +74,8 @@ def own_group(hierarchy: Hierarchy, pid: int, taken: Collection[Path]) -> Path |
 
 
 def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
-    """Path of a new control group for a tenant. It has the parent of the launcher's group, whose limits still apply.
-    Raises NoGroupError if the launcher's group has limits, which the launcher would leave.
+    """Path of a new control group for a tenant, beside the launcher's group, so that the limits of their common parent
+    still apply. Raises NoGroupError if the launcher's group has limits, which the launcher would escape.
     """
     group = hierarchy.of(pid)
     for name in BOUNDS if group != hierarchy.root else ():
@@ -90,7 +90,7 @@ def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
 
 
 def _bounds(name: str, text: str) -> bool:
-    """Whether a file of a control group has a limit."""
+    """Whether the contents of a control group's file state a limit."""
     if name == "cpu.max":  # the quota comes first in cpu.max, and the period follows
         return text.split()[:1] != ["max"]
     # io.max and dmem.max have a line for each device, which begins with the device's name

@@ -75,7 +75,7 @@ class Watch:
             self._judge(wanted, await reading)
 
     def look(self) -> None:
-        """Check once."""
+        """Check the memory limits once."""
         wanted = self._wanted()
         self._judge(wanted, self._read(wanted, dict(self._inside)))
 
@@ -115,7 +115,8 @@ class Watch:
             try:
                 found.limits[path, uuid] = self._applied.reported(path, gpu)
                 hierarchy, detected = hierarchy_of((gpu,)), self._detected.get(uuid)
-                if detected is not None and not detected.dmem:  # the kernel charges all groups above a process
+                # with dmem, groups below do not matter, because the kernel charges all groups above a process
+                if detected is not None and not detected.dmem:
                     found.below += [((path, uuid), below) for below in self._applied.below(hierarchy, path, gpu)]
                 if path not in found.inside:
                     known = before.get(path, {})
@@ -179,8 +180,8 @@ class Watch:
             self.say(tenant, f"{what}: it was {'restored' if isinstance(found, int) else 'set again'}")
 
     def _removed(self, tenant: Tenant) -> None:
-        """Make a tenant's group again that another program has removed. A group that the agent did not make is given
-        up, because what made it has ended.
+        """Handle that another program has removed a tenant's control group: make the group again if the agent had made
+        it and processes of the tenant run; otherwise do without a group.
         """
         assert tenant.held is not None
         path, made = tenant.held

@@ -1,8 +1,8 @@
-"""Tenants that belong to a container of a pod, or to a batch job. The cgroup identifies their processes.
+"""Tenants that belong to a container of a pod, or to a batch job. The agent recognizes their processes by the cgroup.
 
 Kubernetes' device plugin, or Slurm's prolog, announces the pods and jobs of this node to the agent. When a process
-connects, the kernel tells its cgroup, and so its pod or job. The token that it sends only selects a container of that
-pod.
+connects, the agent reads the process's cgroup from the kernel, and so finds its pod or job. The token that the process
+sends only selects a container of that pod.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Owners:
 
     def __init__(self, locate: Callable[[int], Place | None] = place_of) -> None:
         self.locate = locate
-        # kinds of owner (pod, slurm) that were announced at least once, so that a process of one may be announced after
-        # it connects
+        # kinds (pod, slurm) of which an owner is known or expected: a process of a pod or job of such a kind may
+        # connect before the pod or job is announced, and waits then
         self.expected: set[str] = set()
         self._tenants: dict[tuple[str, str], list[Tenant]] = {}
         self._early: list[tuple[tuple[str, str], Session, bytes]] = []
@@ -64,8 +64,8 @@ class Owners:
     def tenant_of(self, pid: int, token: str) -> Tenant | None:
         """The tenant of a process, found by its pod or job; None if it is in none, or in one without tenants.
 
-        Raises NotYetError if the process must wait until its pod or job is announced, BadMessageError if the process
-        may be in one of several containers.
+        Raises NotYetError if the process must wait until its pod or job is announced, BadMessageError if the pod has
+        several tenants and it is not known to which container the process belongs.
         """
         place = self.locate(pid)
         if place is None:
@@ -94,7 +94,7 @@ class Owners:
         place = self.locate(pid)
         return place is not None and place.kind == "pod"
 
-    # -- those that are early --------------------------------------------------------------------------------------
+    # -- processes that connect early ------------------------------------------------------------------------------
 
     def wait(self, place: Place, session: Session, hello: bytes) -> None:
         """Keep the HELLO message of a process until its pod or job is announced."""

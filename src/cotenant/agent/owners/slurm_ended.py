@@ -1,7 +1,7 @@
 """Detects Slurm jobs that have ended but whose epilog did not reach the agent, and releases their shares.
 
-A job runs as long as its cgroup has a process: with `PrologFlags=Contain` from the prolog to the epilog. A job that has
-not been seen running may still be in its prolog, so its share is kept for longer.
+A job runs as long as its cgroup has a process. With `PrologFlags=Contain` it has one from the prolog to the epilog. A
+job that has not been seen running may still be in its prolog, so its share is kept for longer.
 
 A job whose file the epilog has removed has ended, even if Slurm runs it again by the same id: the new prolog writes the
 file before it requests a share.
@@ -22,15 +22,17 @@ from cotenant.agent.tenants.tenant import Tenant
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
-# a job without processes for this long has ended; shorter would not leave its processes the time to reconnect to a
-# restarted agent
+# a job without processes for this long has ended; in a shorter time its processes might not reconnect to a restarted
+# agent
 PATIENCE_S = 30.0
 PROLOG_S = 1800.0  # a job that never ran within this time has ended; slow prologs may run before a job starts
 KIND = "slurm"
 
 
 def job_file(folder: Path, name: str) -> Path:
-    """Path of the file in which the prolog tells a job's tasks whether the job has its share. `name`: its tenant."""
+    """Path of the file in which the prolog tells a job's tasks whether the job has its share. `name`: name of the job's
+    tenant.
+    """
     return folder / f"{name}.job"
 
 

@@ -172,7 +172,7 @@ class Requests:
             self._pages.publish(session.tenant, gpu)
 
     def _backing(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """Pass the tenant's host memory, to which it is evicted, to a process."""
+        """Send a process the descriptor of the host memory to which its tenant's GPU memory is evicted."""
         fd, size = self._host.memfd(session.tenant.name)
         config = self._in_force.config
         terms = {"backing_bytes": size, "piece_bytes": config.swap_piece_bytes}
@@ -199,7 +199,7 @@ class Requests:
 
     def _attach_copies(self, session: Session, head: wire.Head, data: bytes) -> None:
         given = self._copies.attach(session, self._gpu(session, head))
-        if given is None:  # since the process asked, copies are no longer scheduled, or all queues are taken
+        if given is None:  # copies are not scheduled any more, or there are too many tenants or processes
             session.send(
                 wire.pack(MessageType.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED)
             )

@@ -134,8 +134,8 @@ class ShimServer:
             self._loop.call_later(PATIENCE_S, self._too_early, session, early.place)
         except BadMessageError as error:
             self._refuse(session, error.status, str(error))
-        # the message names an option of `cotenant run`, which this program's user may not have written, so the option
-        # is left out
+        # an InputError names an option of `cotenant run`, which this program's user may not have written, so only the
+        # text without the option is sent
         except InputError as error:
             self._refuse(session, Status.DENIED, error.message)
         except Exception as error:  # if the agent fails on a message, only this connection ends

@@ -76,7 +76,8 @@ class SliceEnforcer:
         self._numbers: dict[Key, int] = {}
         self._last_number = 0
         self._off = OffChannels()
-        # (tenant, client and handle of a channel group) -> number of differences found
+        # (tenant, client and handle of a channel group) -> how often its time slice differed from the value that was
+        # set
         self._offences: Counter[tuple[str, int, int]] = Counter()
 
     # -- tenants ---------------------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class SliceEnforcer:
                 self._carry_out(machine, held, Go(uuid, name))
                 self._carry_out(machine, held, Stop(uuid, name))
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- measuring -------------------------------------------------------------------------------------------------
 
     def _poll(self, uuid: str) -> None:
         machine = self._gpus.get(uuid)

@@ -29,7 +29,7 @@ class SessionGroups:
     """Channel groups of one process. `gpu_of`: UUID of each group's GPU."""
 
     pid: int
-    # client -> descriptor of the driver's file on which it was created
+    # client of the driver -> descriptor of the driver's file on which the client was created
     files: dict[int, int] = field(default_factory=dict)
     groups: dict[tuple[int, int], ChannelGroup] = field(default_factory=dict)  # (client, handle)
     gpu_of: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class OffChannels:
         self._off: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
     def disable(self, controls: ChannelControls, held: Held) -> None:
-        """Disable those channels of a group that are not. Raises WorkError if the driver refuses."""
+        """Disable those channels of a group that are still enabled. Raises WorkError if the driver refuses."""
         key = (held.pid, held.group.client, held.group.group)
         off = self._off.get(key, ())
         new = tuple(channel for channel in held.group.channels if channel not in off)

@@ -5,7 +5,8 @@ copy of all groups. The agent starts it as `python -m cotenant.agent.slices.keep
 agent. Messages of the agent are JSON objects: first {"controls": RELEASE, "library"}; then {"hold": ID, "pid", "group",
 "slice_us"}, with a file of the driver, for a new group; {"drop": ID} when a group has ended; {} as heartbeat.
 
-The driver keeps a process's resources while its file is open, so the keeper closes it as soon as the process ends.
+The driver keeps a process's resources while a driver file of that process is open, so the keeper closes these files as
+soon as the process ends.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ class Keeper:
 
 
 def controls_of(release: str, library: str) -> ChannelControls:
-    """Control of channel groups for a driver release. `library`: path of the software GPU's library, if it is that."""
+    """Control of channel groups for a driver release. `library`: path of the software GPU's library, used if `release`
+    is that of the software GPU.
+    """
     if release != SOFTWARE:
         return ChannelControls(release)
     from cotenant.softgpu.controls import SoftIoctl

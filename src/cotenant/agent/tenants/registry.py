@@ -309,7 +309,7 @@ class Registry:
                 )
 
 
-# how a field of TenantSpec is made of its JSON value, by the field's type
+# type of a field of TenantSpec -> function that converts the field's JSON value
 _OF_JSON: dict[str, Callable[[Any], Any]] = {
     "str": str, "int": int, "float": float, "bool": bool, "int | None": int, "float | None": float,
     "tuple[str, ...]": lambda names: tuple(str(name) for name in names), "Strength": Strength,
