@@ -97,9 +97,10 @@ class AgentProcess:
 
 
 def declare(folder: Path, text: str) -> str:
-    """Write an agent config file; returns its path."""
-    path = folder / "agent.yaml"
-    path.write_text(text)
+    """Write an agent config file, or replace it at once, so that no agent reads a part of it; returns its path."""
+    path, fresh = folder / "agent.yaml", folder / "agent.yaml.new"
+    fresh.write_text(text)
+    fresh.replace(path)
     return str(path)
 
 

@@ -347,19 +347,23 @@ def test_the_config_file_is_taken_live_and_a_wrong_one_is_not(start_node: Callab
     data = json.loads(config.read_text())
     data["tenants"][0]["limit"] = "80%"
     data["tenants"].append({"name": "late", "request": "10%"})
-    (node.folder / "new").write_text(json.dumps(data))
-    os.replace(node.folder / "new", config)
+
+    def replace(text: str) -> None:
+        (node.folder / "new").write_text(text)
+        os.replace(node.folder / "new", config)
+
+    replace(json.dumps(data))
     wait_for(lambda: node.row("team")["limit"] == 0.8, what="a file replaced by rename is taken")
     assert node.row("late")["request"] == 0.1
-    config.write_text(json.dumps(data | {"quota": [1]}))
+    replace(json.dumps(data | {"quota": [1]}))
     wait_for(lambda: "[1] is not a quantity" in node.call("status")["config_fault"])
     data["tenants"][0]["request"] = "95%"
-    config.write_text(json.dumps(data))
+    replace(json.dumps(data))
     wait_for(lambda: "its own limit" in node.call("status")["config_fault"], what="a wrong file does not end the watch")
     assert node.row("team")["request"] == 0.3
     data["tenants"] = data["tenants"][1:]
     data["tenants"][0]["request"] = "20%"
-    config.write_text(json.dumps(data))
+    replace(json.dumps(data))
     wait_for(lambda: node.row("team") is None, what="a tenant that is no longer listed goes")
     assert node.row("late")["request"] == 0.2
     refused = node.launch("late", ["true"], "--limit", "90%")

@@ -13,7 +13,7 @@ class FileWatch:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen = self._look()
+        self._seen = self._last = self._look()
 
     def _look(self) -> tuple[int, int, int, int] | None:
         try:
@@ -23,9 +23,14 @@ class FileWatch:
         return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
     def changed(self) -> bool:
-        """Whether the file has changed since the last call. A missing file is not a change."""
-        now = self._look()
-        if now is None or now == self._seen:
+        """Whether the file has changed since this last returned True. A missing file is not a change.
+
+        A change is reported when a second call finds the file unchanged. Until then the program that writes the file in
+        place may have written only a part of it; a file that was just truncated would be a valid, empty configuration.
+        """
+        now, last = self._look(), self._last
+        self._last = now
+        if now is None or now == self._seen or now != last:
             return False
         self._seen = now
         return True
