@@ -206,9 +206,10 @@ static void do_threads(int threads, long each)
         pthread_create(&ids[i], NULL, thread_body, (void *)each);
     for (int i = 0; i < threads; i++)
         pthread_join(ids[i], NULL);
-    if (getenv("CLIENT_LINGER_MS")) /* stay alive until the last turn has ended and is reported */
-        usleep(1000 * (unsigned)atoi(getenv("CLIENT_LINGER_MS")));
     printf("threads done\n");
+    fflush(stdout);
+    if (getenv("CLIENT_STAYS")) /* stay alive until the last turn has ended and is reported */
+        getchar();
 }
 
 /* fork: the parent has a CUDA context and forks. The child must not hang, and the parent must still be able to

@@ -70,7 +70,9 @@ class Client:
 
 
 class FakeAgent:
-    """Listens at `path`. turn_ns None: a grant without end. memory_limit: bytes for all clients together."""
+    """Listens at `path`. turn_ns None: a grant without end. memory_limit: bytes for all clients together. refuse: how
+    many HELLO messages it refuses before it accepts one.
+    """
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class FakeAgent:
         idle_ns: int = 2_000_000,
         drain_ns: int = 5_000_000_000,
         flags: int = 0,
-        refuse: bool = False,
+        refuse: float = 0,
         context_bytes: int = 0,
         oversubscribe: int = 0,
         backing_bytes: int = 0,
@@ -189,7 +191,8 @@ class FakeAgent:
 
     def _handle(self, client: Client, message: Message, fd: int | None) -> None:
         if message.type == MessageType.HELLO:
-            if self.refuse:
+            if self.refuse > 0:
+                self.refuse -= 1
                 refusal = Status.UNKNOWN_TENANT
                 why = {"code": refusal, "text": b"unknown tenant"}
                 client.send(MessageType.ERROR, sequence=message.sequence, status=refusal, **why)
@@ -253,6 +256,11 @@ class FakeAgent:
         client.epoch = epoch
         grant = {"epoch": epoch, "deadline_ns": deadline, "inflight_allowed_ns": self.inflight_ns}
         client.send(MessageType.TOKEN_GRANT, slot=0, **grant)
+
+    def pause(self) -> None:
+        """Give no more turns. The turn under way goes on."""
+        with self.lock:  # a thread that is about to give a turn has given it before this returns
+            self.granting = False
 
     def resume(self) -> None:
         with self.lock:

@@ -56,7 +56,7 @@ class Flood:
 def time_to_give_back(broker: FakeAgent) -> float:
     """Seconds from a revocation to the release that says the GPU is free; the turn is then given again."""
     before = len(broker.releases())
-    broker.granting = False
+    broker.pause()
     began = time.monotonic()
     broker.revoke()
     while len(broker.releases()) == before:

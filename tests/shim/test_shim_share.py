@@ -83,8 +83,8 @@ def test_what_is_shared_stays_and_the_rest_moves(tenants: Tenants, agent: Agents
     client = broker.clients[0]
     wait_for(lambda: client.of(MessageType.MOVE_STATE)[-1]["staying_bytes"] == 10 * MIB)
     assert not client.of(MessageType.MOVE_STATE)[-1]["flags"] & MoveFlag.FIXED
-    said = [m.fields["text"] for m in client.of(MessageType.WARNING)]
-    assert sum(b"10 MiB" in text and b"stays on the GPU" in text for text in said) == 1
+    said = lambda: [m.fields["text"] for m in client.of(MessageType.WARNING)]  # noqa: E731
+    wait_for(lambda: sum(b"10 MiB" in text and b"stays on the GPU" in text for text in said()) == 1)
     closed(broker)
     assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING)) == (OK, 8 * MIB, 0, 8 * MIB)
     broker.resume()  # the guest owns no memory that can move, so it runs on and still sees the owner's memory

@@ -90,7 +90,7 @@ def started(tenants: Tenants, agent: Agents, memory: int = 4096 * MIB, **setting
 
 def closed(broker: FakeAgent) -> None:
     """Give no more turns, and wait until the one under way has ended."""
-    broker.granting = False
+    broker.pause()
     wait_for(lambda: broker.holder is None)
 
 

@@ -29,11 +29,12 @@ def spans(messages: list[Message]) -> list[tuple[int, int]]:
 def test_two_tenants_never_use_the_gpu_at_once(tenants: Tenants, agent: Agents) -> None:
     """Kernels of 1.6 ms, turns of 40 ms: the spans from first submission to drained do not overlap."""
     with agent(turn_ns=40 * MS) as broker:
-        both = [tenants.client_run(broker, "v2", "rate", "1.5", "0", CLIENT_KERNEL_NS="1600000") for _ in range(2)]
-        for process in both:
-            tenants.output(process)
+        for _ in range(2):
+            tenants.client_run(broker, "v2", "rate", "600", "0", CLIENT_KERNEL_NS="1600000")
+        each = lambda: [len(spans(client.of(MessageType.TOKEN_RELEASE))) for client in broker.clients]  # noqa: E731
+        # a few turns of each beside the other, however late a slow machine starts one of them
+        wait_for(lambda: len(each()) == 2 and min(each()) > 10, what="turns of both")
         turns = spans(broker.releases())
-        assert len(turns) > 2
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(turns))
         assert ReleaseReason.DEADLINE in {m["reason"] for m in broker.releases()}
 
@@ -63,18 +64,19 @@ def test_new_and_long_kernels_do_not_run_over_for_long(tenants: Tenants, agent: 
 
 
 def test_revocation_through_the_page_and_by_message(tenants: Tenants, agent: Agents) -> None:
-    with agent() as broker:
-        process = tenants.client_run(broker, "v2", "rate", "30", "0", CLIENT_KERNEL_NS="1000000")
+    # Hundreds of kernels are queued, so that the program's thread is at the gate again long before the GPU has drained.
+    with agent(inflight_ns=50 * MS) as broker:
+        process = tenants.client_run(broker, "v2", "rate", "600", "0", CLIENT_KERNEL_NS="1000000")
         wait_for(lambda: broker.clients and broker.clients[0].epoch == 1)
-        wait_for(lambda: broker.clients[0].slot().launches > 10)
-        broker.granting = False
+        wait_for(lambda: broker.clients[0].slot().launches > 200)
+        broker.pause()
         broker.revoke()
         client = broker.clients[0]
         wait_for(lambda: client.of(MessageType.TOKEN_RELEASE))
         release = client.of(MessageType.TOKEN_RELEASE)[0]
         assert (release["epoch"], release["reason"]) == (1, ReleaseReason.REVOKED)
         assert (release["drained"], release["wants_more"]) == (1, 1)
-        assert release["launches"] > 10
+        assert release["launches"] > 200
         # the tenant has more to launch, so it requests another turn
         wait_for(lambda: len(client.of(MessageType.TOKEN_REQUEST)) == 2)
         launches = client.slot().launches
@@ -87,9 +89,9 @@ def test_revocation_through_the_page_and_by_message(tenants: Tenants, agent: Age
 def test_flipping_the_page_alone_stops_launches(tenants: Tenants, agent: Agents) -> None:
     """The message is for speed; the page is the guard."""
     with agent() as broker:
-        process = tenants.client_run(broker, "v2", "rate", "30", "0", CLIENT_KERNEL_NS="1000000")
+        process = tenants.client_run(broker, "v2", "rate", "600", "0", CLIENT_KERNEL_NS="1000000")
         wait_for(lambda: broker.clients and broker.clients[0].epoch == 1)
-        broker.granting = False
+        broker.pause()
         broker.clients[0].slot().epoch = 0
         wait_for(lambda: broker.clients[0].of(MessageType.TOKEN_RELEASE))
         assert broker.clients[0].of(MessageType.TOKEN_RELEASE)[0]["reason"] == ReleaseReason.REVOKED
@@ -131,20 +133,22 @@ def test_hung_kernel_is_reported_and_the_release_follows_when_it_ends(tenants: T
             "cu('cuCtxSynchronize'); input()\n"
         )
         tenants.python(broker, script)
-        wait_for(broker.releases)
-        first = broker.releases()[0]
+        # on a slow machine, turns may be over before the program has launched the kernel
+        told = lambda: [m for m in broker.releases() if m["launches"]]  # noqa: E731
+        wait_for(told)
+        first = told()[0]
         assert first["drained"] == 0
         assert first["overuse_ns"] >= 200 * MS
-        wait_for(lambda: len(broker.releases()) == 2)
-        assert broker.releases()[1]["drained"] == 1
-        assert broker.releases()[1]["epoch"] == first["epoch"]
+        wait_for(lambda: len(told()) == 2)
+        assert told()[1]["drained"] == 1
+        assert told()[1]["epoch"] == first["epoch"]
         codes = [m["code"] for m in broker.clients[0].of(MessageType.WARNING)]
         assert codes == [3]
 
 
 def test_killed_holder_does_not_keep_the_turn(tenants: Tenants, agent: Agents) -> None:
     with agent(turn_ns=3_000 * MS) as broker:
-        holder = tenants.client_run(broker, "v2", "rate", "30", "0")
+        holder = tenants.client_run(broker, "v2", "rate", "600", "0")
         wait_for(lambda: broker.holder is not None)
         other = tenants.client_run(broker, "v2", "launches", "10")
         wait_for(lambda: len(broker.clients) == 2 and broker.clients[1].of(MessageType.TOKEN_REQUEST))
@@ -154,7 +158,7 @@ def test_killed_holder_does_not_keep_the_turn(tenants: Tenants, agent: Agents) -
 
 def test_ungated_tenant_waits_for_nobody(tenants: Tenants, agent: Agents) -> None:
     with agent(flags=SlotFlag.UNGATED) as broker:
-        broker.granting = False
+        broker.pause()
         assert tenants.output(tenants.client_run(broker, "v2", "launches", "300")).startswith("launches 300")
         assert broker.clients[0].slot().launches == 300
         assert broker.clients[0].of(MessageType.TOKEN_REQUEST) == []
@@ -215,7 +219,7 @@ def test_no_launch_slips_through_a_closing_gate(
 ) -> None:
     """Two threads launch without a pause in turns of 2 ms.  A launch that passed a closed gate would be counted in no
     turn: it comes after the count that the release holds and before the one at the next grant."""
-    extra = {"CLIENT_KERNEL_NS": "1000", "CLIENT_LINGER_MS": "300"}
+    extra = {"CLIENT_KERNEL_NS": "1000", "CLIENT_STAYS": "1"}
     if not membarrier:
         source, library = tmp_path / "no_membarrier.c", tmp_path / "no_membarrier.so"
         source.write_text(NO_MEMBARRIER)
@@ -224,7 +228,11 @@ def test_no_launch_slips_through_a_closing_gate(
         command = [str(tenants.client), "v2", "threads", "2", "60000"]
         if not membarrier:
             command = ["sh", "-c", f"LD_PRELOAD={library}:$LD_PRELOAD exec {' '.join(command)}"]
-        tenants.output(tenants.start(broker, command, **extra))
+        process = tenants.start(broker, command, **extra)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "threads done\n"
+        wait_for(lambda: broker.holder is None, what="the end of the last turn")
+        process.communicate("\n", timeout=60)
         reported = sum(message["launches"] for message in broker.releases())
         done = broker.clients[0].slot().launches
         assert len(broker.releases()) > 20
