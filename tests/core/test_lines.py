@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from heard import heard
+from waiting import WITHIN_S
 
 from cotenant.core.errors import InputError, LostServerError, WorkError
 from cotenant.core.line_server import Lines, LineServer
@@ -25,7 +26,7 @@ class Counting:
     """A server that echoes, with the callers it has admitted and lost."""
 
     def __init__(self) -> None:
-        self.admitted, self.gone = 0, 0
+        self.admitted, self.gone, self.waiting = 0, 0, 0
         self.held = asyncio.Event()
 
     async def admit(self, connection: socket.socket, lines: Lines) -> int:
@@ -38,6 +39,7 @@ class Counting:
         try:
             order = order_of(line)
             if order["op"] == "wait":
+                self.waiting += 1
                 await self.held.wait()
             if order["op"] == "wrong":
                 raise InputError("is wrong", field="a.b", file="f.yaml")
@@ -71,7 +73,7 @@ def serving(path: Path, work: Callable[[Counting, LineServer[int]], Awaitable[No
         await server.listen(path, 0o600)
         assert path.stat().st_mode & 0o777 == 0o600
         try:
-            await asyncio.wait_for(work(echo, server), 20)
+            await asyncio.wait_for(work(echo, server), WITHIN_S)
         finally:
             server.close()
             server.hang_up()
@@ -166,7 +168,7 @@ def test_closing_ends_the_idle_at_once_and_the_answered_after_their_answer(tmp_p
     async def work(echo: Counting, server: LineServer[int]) -> None:
         idle = await asyncio.to_thread(lambda: client(tmp_path / "s"))
         waiting = asyncio.create_task(asyncio.to_thread(lambda: client(tmp_path / "s").call("wait")))
-        while echo.admitted < 2:
+        while not echo.waiting:  # before that, the second one is idle, too
             await asyncio.sleep(0.001)
         server.close()
         assert await asyncio.to_thread(idle._file.readline) == b""
@@ -204,7 +206,7 @@ def test_a_helper_keeps_its_streams_to_itself() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         helper = subprocess.Popen([sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
-    ours.settimeout(20)
+    ours.settimeout(WITHIN_S)
     with LineClient(ours, "helper", "here") as one:
         answer = one.call("first")
         assert answer["got"] == "first"

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waiting import WITHIN_S
 
 from cotenant.core.errors import InputError
 from cotenant.core.files import atomic_file, check_writable
@@ -22,7 +23,7 @@ def test_a_pipe_is_written_and_stays_one(tmp_path: Path) -> None:
     reader.start()
     with atomic_file(pipe) as file:
         file.write("job,jct_s\n")
-    reader.join(10)
+    reader.join(WITHIN_S)
     assert read == ["job,jct_s\n"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     check_writable(pipe)
