@@ -21,7 +21,7 @@ def with_options(
     command: Command, groups: Mapping[str | None, Options], into: str, build: Callable[..., Any]
 ) -> Command:
     """Return the command with parameter `into` replaced by the options, in a signature that typer reads. `groups`:
-    heading in the help -> options. `build` makes the parameter's value of all options by name.
+    heading in the help -> options. `build` gets all options by name and returns the parameter's value.
     """
     hints = typing.get_type_hints(command, localns={"Cluster": Any}, include_extras=True)
     own = [

@@ -55,8 +55,9 @@ def colocation(
     """Measure a latency-sensitive service together with best-effort programs on one GPU under every scheme, and each
     program alone.
 
-    Result: {scheme: {be: figures}} with the LS percentiles relative to the service alone (95 % interval), the requests
-    in time, and the BE work relative to BE alone and to the time that LS leaves idle.
+    Result: {scheme: {best-effort program: figures}}. The figures are the service's latency percentiles relative to the
+    service alone (95 % interval), its requests in time, and the program's work relative to the program alone and to
+    the time in which the service is idle.
     """
     from cotenant.core.files import check_writable
 

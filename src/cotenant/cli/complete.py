@@ -108,7 +108,7 @@ def _completing(source: Values) -> Any:
 
     @app.command()
     def command(value: Annotated[str, typer.Option(autocompletion=_of(source))] = "") -> None:
-        """Never run."""
+        """This function is never called: only its option is used."""
 
     return typer.main.get_command(app).params[0].shell_complete
 

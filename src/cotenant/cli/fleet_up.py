@@ -213,7 +213,9 @@ def _executor(given: dict[str, Any]) -> str:
 
 
 def _here() -> tuple[str, int | None]:
-    """Return a node with this machine's GPUs, or one pretended node if the machine has none."""
+    """Return the kind of the fleet's nodes, and how many to pretend: ("real", None) if this machine has GPUs, otherwise
+    ("pretend", 1).
+    """
     from cotenant.devices.registry import discover
 
     try:

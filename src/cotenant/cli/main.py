@@ -251,7 +251,7 @@ def main() -> None:
 
 def _forget_output() -> None:
     """Redirect standard output to /dev/null, so that Python does not fail on its final flush."""
-    # the standard output has no file descriptor that could be redirected
+    # standard output may have no file descriptor that could be redirected
     with contextlib.suppress(io.UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -263,7 +263,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def by_option(error: InputError, words: list[str]) -> InputError:
-    """Return the same error, with its field replaced by the name of the command's option, if it has one."""
+    """Return an error that names the command's option instead of the field, if the field has an option."""
     option = f"--{(error.field or '').replace('_', '-')}"
     if (
         not error.field

@@ -33,7 +33,9 @@ def print_promises(
 
 
 def hanging(console: Console, head: str, text: str, style: str = "") -> None:
-    """Print a line; on a terminal its further lines begin below the text. A file gets one line, for grep."""
+    """Print `head` and `text` as one line. On a terminal, a text that is too long continues below its own beginning. To
+    a file it is one line, for grep.
+    """
     from rich.table import Table
 
     from cotenant.core.print_table import print_table

@@ -82,7 +82,9 @@ def run_others(
     partition_options: PartitionOptions,
     job_options: dict[str, Any],
 ) -> list[Run]:
-    """Run the policies of `--against` on the same input, in memory; static uses its best layout."""
+    """Simulate the policies of `--against` on the same input, without writing records. The policy static uses its best
+    layout.
+    """
     from cotenant.policy.mig.decide import POLICIES
 
     text = partition_options.against or ""

@@ -76,8 +76,9 @@ def work_kind(spec: TenantSpec) -> str:
 def sliced(loads: list[Load], classes: dict[str, str], seconds: float) -> dict[str, Any]:
     """Simulate the loads for `seconds` of virtual time under hardware time slices.
 
-    For each tenant: `work_share`; `least` and `most`, its extremes over windows of 2 s; and for loads with pauses
-    `wait_ms_p50` and `wait_ms_p99`, the extra time of a burst against the tenant alone.
+    For each tenant: `work_share`, the fraction of the time in which its kernels ran; `least` and `most`, the extremes
+    of that fraction over windows of 2 s; and for loads with pauses `wait_ms_p50` and `wait_ms_p99`, how much longer a
+    burst took than with the tenant alone.
     """
     from cotenant.policy.shares.slice_settings import SliceSettings
     from cotenant.sim.shares.slices import SliceEngine

@@ -5,9 +5,12 @@ native/shim/copies/copy_rule.h implements the rule on a page that the tenants sh
 runtime) grows by the copied bytes divided by the weight, as in Linux's completely fair scheduler. The next chunk is
 that of the waiting queue with the least vruntime; queues of rank AHEAD come before all others. A queue may copy a slice
 at a time; it loses the rest if its vruntime exceeds the least one by a slice. A queue that starts to wait is clamped to
-within three slices of the link's clock. Formulas (B bytes, w weight, P period, C chunk; sums are over waiting queues):
+within three slices of the link's clock. Formulas, with B the bytes copied, w the queue's weight, P the period, C the
+chunk, and the sum over the waiting queues:
 
-vruntime += 16 B / w slice = max(C, P w / sum of w) on waking: |vruntime - clock| <= 3 * 16 slice / w
+    after a copy:          vruntime += 16 B / w
+    slice of a queue:      slice = max(C, P w / sum of w)
+    when it starts to wait: |vruntime - clock| <= 3 * 16 slice / w
 
 Pinned and pageable memory have separate links: copies of pageable memory run at the speed of the processor, a tenth of
 the link's, and would slow down copies of pinned memory. Rank AHEAD has precedence on both.

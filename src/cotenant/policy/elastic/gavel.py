@@ -44,8 +44,7 @@ class Gavel:
         return Decision(serve_round(view, choices, shares, self._spent(view)))
 
     def _spent(self, view: View) -> Floats:
-        """Return [J, G]: the fraction of the time that each job spent on each GPU model, of all the time since these
-        times were last reset.
+        """Return [J, G]: for each job, the fraction of the time since the last reset that it spent on each GPU model.
         """
         jobs = view.job.tolist()
         old = [self.since.get(job) for job in jobs]

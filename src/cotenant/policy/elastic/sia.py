@@ -134,9 +134,9 @@ def choose_exactly(value: Floats, view: View, start: Ints, limit_s: float) -> So
 def choose_by_prices(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> tuple[Ints, float]:
     """Return a choice and a bound on every choice, by Lagrangian relaxation of the capacities.
 
-    At prices m per GPU each job takes the configuration with the largest value - m x count. The sum of these and of m x
-    capacity bounds the optimum. Prices follow the excess demand. At times the demand is reduced to fit the capacity and
-    then filled up; the best result is kept.
+    At prices m per GPU each job takes the configuration with the largest value - m x count. The sum of these maxima
+    over all jobs, plus m x capacity, bounds the optimum. Prices follow the excess demand. At times the demand is
+    reduced to fit the capacity and then filled up; the best result is kept.
     """
     jobs = len(value)
     config, bound = np.full(jobs, NONE), np.inf

@@ -114,11 +114,11 @@ def weights(beside: Floats, kind: Ints, gpu: Ints, guest: Ints) -> Floats:
 
 
 def match(weight: Floats, hosts: Ints, guests: Ints) -> Ints:
-    """Return how many jobs of each two groups are paired: the maximum-weight matching between hosts and guests, of
-    which row r has `hosts[r]` jobs and column s has `guests[s]`.
+    """Return the maximum-weight matching between hosts and guests as a table: in row r and column s, how many jobs of
+    host group r are paired with jobs of guest group s. `hosts[r]`, `guests[s]`: number of jobs in each group.
 
-    The vertices of its linear program are integral, since its rows and columns are those of a bipartite graph, and the
-    simplex method ends in a vertex.
+    The vertices of the matching's linear program are integral, since its rows and columns are those of a bipartite
+    graph, and the simplex method ends in a vertex.
     """
     r, s = weight.shape
     matrix = np.zeros((r + s, r * s))

@@ -1,4 +1,5 @@
-"""The allotment: how much CPU and memory a job gets together with its GPUs. Compiled; registry ALLOTMENTS.
+"""The allotment: how much CPU and memory a job gets together with its GPUs. ALLOTMENTS is the registry; the code is
+compiled.
 
 A job's *level* selects its amounts from a table: PROPORTIONAL to its GPUs, IDEAL (its profile's demand), DOWN (the
 smaller of both on each axis), or a point of the optimal allotment. `tune` follows Synergy (OSDI'22, section 4): a job

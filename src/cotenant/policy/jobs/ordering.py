@@ -1,5 +1,5 @@
 """Orderings: which job goes first. An ordering computes a *key* for each job, in compiled code; smaller keys go first.
-Registry ORDERINGS.
+ORDERINGS is the registry.
 
 The job's priority comes before the key (larger first); after the key come the arrival and the number of the job.
 """

@@ -1,4 +1,4 @@
-"""Placement: chooses the nodes and GPUs of a job. Compiled; registry PLACEMENTS.
+"""Placement: chooses the nodes and GPUs of a job. PLACEMENTS is the registry; the code is compiled.
 
 Every function works on an Allocation (policy.jobs.arrays), and leaves it unchanged if it returns False.
 """
@@ -49,8 +49,8 @@ def clear(alloc: Allocation, nodes: Array) -> None:
 
 @inner
 def lower_pointers(alloc: Allocation, node: int) -> None:
-    """Called when CPU, memory or GPUs of a node become free: moves the search of demand types for which no earlier node
-    had space back to this node.
+    """Called when CPU, memory or GPUs of a node become free: a search for a node that would begin after this node
+    begins at this node from now on.
     """
     for level in range(alloc.pointer.shape[0]):
         for typ in range(alloc.pointer.shape[1]):

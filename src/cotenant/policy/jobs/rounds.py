@@ -103,7 +103,7 @@ def _keep(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch, chosen: Any,
     count: int,
 ) -> None:  # fmt: skip
-    """Free all GPUs, then give those of the jobs chosen[:count] that ran before exactly the GPUs that they had."""
+    """Free all GPUs. Then give each of the jobs chosen[:count] that ran before exactly the GPUs that it had."""
     if count > 0:
         for e in range(alloc.used[0]):
             scratch.kept[e] = alloc.entry[e]
@@ -131,8 +131,8 @@ def _keep(
 def _keep_running(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
 ) -> int:
-    """Select jobs in order by number of GPUs (scratch.selected), and let those of them that run keep their GPUs.
-    Returns how many jobs are selected.
+    """Select jobs in their order, by `gang_prefix`, and let the selected jobs that run keep their GPUs. Returns how
+    many jobs are selected.
     """
     total = 0
     for i in range(len(nodes)):
@@ -262,7 +262,7 @@ def decide(
     return int(running)
 
 
-# The two steps of `decide`, for callers in Python, which may set the levels of the optimal allotment between them.
+# The two steps of a decision, for callers in Python, which may set the levels of the optimal allotment between them.
 
 
 @bare

@@ -140,8 +140,8 @@ class GpuResidency:
         return wanted <= self.capacity_bytes - self.overhead_bytes
 
     def ran_short(self, short_bytes: int) -> None:
-        """Add `short_bytes` to the overhead, which is memory on the GPU that no account contains. `short_bytes`: by how
-        much, at least, the GPU's free memory was less than the tenants' sizes and the overhead had left.
+        """Add `short_bytes` to the overhead, which is memory on the GPU that no account contains. `short_bytes`: at
+        least so many bytes of the memory that the accounts show as free were missing.
         """
         self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
 
@@ -192,8 +192,8 @@ class GpuResidency:
         return self.rates.seconds(switch.out_bytes, switch.in_bytes)
 
     def floor_ns(self, moved_ns: int) -> int:
-        """Return the minimum length in ns of a turn after moves of memory that took `moved_ns`: moved (1 - f) / f; 0 if
-        no tenant has to be moved again.
+        """Return the minimum length in ns of a turn after moves of memory that took `moved_ns`: moved_ns (1 - f) / f
+        with f = `most_moving`; 0 if no tenant has to be moved again.
         """
         if self.everybody_fits:
             return 0

@@ -156,7 +156,7 @@ class ModelResidency:
         self.settings, self.rates = settings or ModelSettings(), rates or MoveRates()
         self.rows = {facts.name: ModelRow(facts, start_s=facts.start_s) for facts in models}
         self.wake_s = math.inf  # time at which `decide` must be called even if no event occurs
-        # names of the models that should be on a GPU now, or that may have to be
+        # names of all models that should be on a GPU but are not, and of models that no longer should be on one
         self._away = {name for name, row in self.rows.items() if row.facts.kept}
         self._on: list[dict[str, ModelRow]] = [{} for _ in self.gpu_bytes]
         self._host_used = 0
@@ -353,7 +353,7 @@ class ModelResidency:
         if lacking > 0:
             return _Plan(gpu, False, later=True) if lacking <= soon else None
         for chosen in (plan.drain, plan.out):
-            # the choice of a model's memory may have become unnecessary by one that was made after it
+            # models that were chosen later may have made an earlier choice unnecessary
             for other in reversed(list(chosen)):
                 if lacking + other.facts.memory_bytes <= 0:
                     chosen.remove(other)

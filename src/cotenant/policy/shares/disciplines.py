@@ -46,9 +46,9 @@ class QuotaSettings:
 def _rank_request_limit(account: Account, now_ns: int) -> tuple[float, float]:
     """Rank a waiting tenant in Gemini's order: the largest relative deficit first, then the least used time.
 
-    deficit = (request * W - used) / (request * W), so a smaller used / (request * W) goes first. Tenants at or above
-    their request, and those without one, follow by used time. (Source: gem-schd, "Selection"; here less counts as used
-    time, see Account.used_ns.)
+    With W the length of the window, deficit = (request * W - used) / (request * W), so a smaller used / (request * W)
+    goes first. Tenants at or above their request, and those without one, follow by used time. (Source: gem-schd,
+    "Selection"; here less counts as used time, see Account.used_ns.)
     """
     request = account.share.request
     if request > 0.0:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from cotenant.policy.shares.account import MS_NS, SECOND_NS
 
 TINY_US = 1  # time slice of best-effort tenants, which must give way at once to a latency-sensitive tenant
-# Time slice of best-effort tenants that hold back launches and have only short kernels in flight. The kernels end
-# within this slice, so between two requests the GPU need not return to them; anything longer is preempted.
+# Time slice of best-effort tenants that hold back launches and have only short kernels in flight. These kernels end
+# within one slice, so the GPU need not run these tenants again while it serves latency-sensitive requests. Longer
+# kernels are preempted.
 BRIEF_US = 300
 
 

@@ -194,7 +194,8 @@ class GpuSlices:
         return len(competing) > 1 and (guarded or self.one_at_a_time or any(t.share.gang for t in competing))
 
     def _plan(self, now_ns: int) -> tuple[dict[str, tuple[int, int]], int]:
-        """Return the timetable: begin and end in its period for each tenant that may not always run; its length."""
+        """Return the timetable, and the length of its period. For each tenant that may not always run, the timetable
+        has begin and end of the tenant's part of the period."""
         settings, period_ns = self.settings, self.settings.period_ns
         background, guarded = self.background()
         if not self._takes_turns(background, guarded):

@@ -283,12 +283,12 @@ class GpuTurns:
         keeps_ns = turn.quota_ns
         if challenger is not None:
             keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
-        # 0: a tenant of higher priority need not wait, even if memory was moved for this turn
+        # 0 means that a tenant of higher priority waits, which need not wait even if memory was moved for this turn
         if keeps_ns:
             keeps_ns = max(keeps_ns, turn.floor_ns)
         due_ns = turn.start_ns + turn.moved_ns + keeps_ns
         if yields and turn.deadline_ns > max(due_ns, now_ns):
-            # a tenant that comes before the holder waits, or the deadline was extended while no tenant waited
+            # a tenant that precedes the holder is waiting, so the turn must end at `due_ns`, before its deadline
             if due_ns <= now_ns:
                 self._revoke(turn, now_ns, "contended" if keeps_ns else "preempted", out)
             else:

@@ -6,7 +6,7 @@
     def run(x):                          # arrays in the order of INPUTS, batch dimension first
         return x.sum(axis=1, keepdims=True)
 
-With BATCHABLE = False it is called for each item. The worker executes the file with the server's permissions.
+With BATCHABLE = False, `run` is called for each item. The worker executes the file with the server's permissions.
 """
 
 from __future__ import annotations

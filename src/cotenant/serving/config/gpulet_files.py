@@ -198,7 +198,7 @@ def write_modellist(plan: ServingPlan) -> str:
 
 
 def read_modellist(path: str | Path, problem: Problem) -> ServingPlan:
-    """ModelList.txt as a plan for a problem's services, found by model."""
+    """Read ModelList.txt as a plan for a problem's services. A service is found by the name of its model."""
     where = Path(path)
     by_model = {s.model: s for s in problem.services}
     lets: dict[tuple[int, float, int], tuple[float, list[Seat]]] = {}

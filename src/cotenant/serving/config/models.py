@@ -44,7 +44,7 @@ class ModelGpusEntry(Strict):
 
 
 class ModelEntry(Strict):
-    """One of `models`."""
+    """An entry of the setting `models`: one language model with its program."""
 
     name: str = Field(min_length=1, max_length=63)
     """The model's name in requests, and the tenant's name."""

@@ -48,7 +48,7 @@ class ListenEntry(Strict):
 
 
 class ServingEntry(Strict):
-    """Top-level keys of a server."""
+    """The top-level keys of services.yaml that only the server uses."""
 
     listen: ListenEntry = ListenEntry()
     """Addresses on which the server listens, authentication, and limits on requests."""

@@ -17,8 +17,8 @@ MOST_ROWS = 1024
 
 
 class Admission:
-    """`state`: returns why a service is not ready, or "" if it is ready. `concurrency`: largest number of items at
-    once, by service."""
+    """Admits requests to the queues of services. `state`: returns why a service is not ready, or "" if it is ready.
+    `concurrency`: largest number of items at once, by service."""
 
     def __init__(
         self, pool: Pool, stats: Stats, state: Callable[[str], str], concurrency: Mapping[str, int] | None = None

@@ -1,9 +1,8 @@
 """Applications: requests that pass through a graph of services.
 
-A stage starts when all its predecessors are done. Each of its inputs is taken, in this order, from the output that
-`inputs` in the services file names, from the output of that name of a predecessor, or from the request's input of that
-name. The answer
-contains the outputs of the last stages, named STAGE.OUTPUT.
+A stage starts when all its predecessors are done. Each of its inputs is taken from the first of these that exists: the
+output that `inputs` in the services file names, a predecessor's output of the same name, the request's input of the
+same name. The answer contains the outputs of the last stages, named STAGE.OUTPUT.
 """
 
 from __future__ import annotations

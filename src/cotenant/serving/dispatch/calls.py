@@ -35,7 +35,7 @@ class Kind(Enum):
     CANCELLED = (503, 1, "cancelled")
 
 
-class Refusal(Exception):  # noqa: N818 - most of them are no errors of anybody
+class Refusal(Exception):  # noqa: N818 - most refusals are not errors
     """A request that is answered by an error; `retry_s`: time after which a retry makes sense."""
 
     def __init__(self, kind: Kind, message: str, retry_s: float | None = None) -> None:

@@ -26,7 +26,8 @@ HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0
 HUNG_BEST_EFFORT_MS = 60_000.0
 # the dispatcher plans for a deadline that is earlier by at most this fraction of the time that is left
 MOST_SPARE = 0.1
-# weights of a new sample of the overrun: if it is above the average, and if it is below
+# The overrun is how much longer than planned a batch takes. Weight of a new value in its average, if the value is above
+# the average, and if it is below.
 OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02
 
 
@@ -320,9 +321,8 @@ class Pool:
 
     def switch(self, plan: ServingPlan, lets: Sequence[Let], desk: Dispatcher | None = None) -> list[Let]:
         """Apply a plan. `lets` has an entry with a ready worker for each gpulet of the plan. Waiting requests keep
-        their order and
-        deadlines. Returns the old gpulets that are no longer needed; they may still run a batch. `desk`: the plan's
-        dispatcher, if already constructed.
+        their order and deadlines. Returns the old gpulets that are no longer needed; they may still run a batch.
+        `desk`: the plan's dispatcher, if already constructed.
         """
         now = self.now_ms()
         old, waiting = self.lets, self._waiting

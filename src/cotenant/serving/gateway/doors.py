@@ -22,8 +22,7 @@ UNGUARDED = (
 
 def take(addresses: Mapping[str, Address | None]) -> dict[str, list[socket.socket]]:
     """Bind the sockets of each endpoint; port 0 chooses a free port. Raises WorkError that names the address which
-    cannot
-    be bound.
+    cannot be bound.
     """
     taken: dict[str, list[socket.socket]] = {}
     try:

@@ -47,7 +47,7 @@ class GrpcApi:
         self._answers: dict[tuple[Any, ...], bytes] = {}
 
     def handlers(self) -> dict[bytes, Handler]:
-        """All methods."""
+        """Return the handlers of all gRPC methods, by path."""
         simple: dict[str, Callable[[Any], dict[str, Any]]] = {
             "ServerLive": lambda m: {"live": True},
             "ServerReady": lambda m: {"ready": not self.api.not_ready()},

@@ -359,7 +359,7 @@ class HttpFront:
         self.draining = False
 
     def protocol(self) -> Connection:
-        """For loop.create_server."""
+        """Create the object of a new connection; passed to loop.create_server."""
         return Connection(self)
 
     def sweep(self) -> None:

@@ -1,7 +1,7 @@
 """HTTP/2 for gRPC on an event loop: unary calls and bidirectional streams, nothing else of HTTP/2.
 
 Decision 0081 says why it is not grpcio's server. Answers that fit the windows are sent in one write; repeated header
-blocks are decoded once. RFC 9113 (frames), RFC 7541 (headers, decoded by the hpack package).
+blocks are decoded once. Frames follow RFC 9113, and headers, which the hpack package decodes, RFC 7541.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ class Http2Front:
         self.draining = False
 
     def protocol(self) -> Connection:
-        """For loop.create_server."""
+        """Create the object of a new connection; passed to loop.create_server."""
         return Connection(self)
 
     def sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""The live page on the server's own port: the page, its rows, and the stream of their changes."""
+"""The live page on the server's own port: its HTML, its rows, and the stream of their changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.serving.gateway.http1 import Exchange
 
 PAGE = f"content-type: text/html; charset=utf-8\r\n{SECURITY}".encode()
 EVENTS = f"content-type: text/event-stream\r\n{SECURITY}".encode()
-MOST_BEHIND = 4 << 20  # a viewer that has not read this many bytes is disconnected
+MOST_BEHIND = 4 << 20  # a viewer is disconnected if more bytes than this wait until it reads them
 
 
 class Pages:

@@ -42,7 +42,7 @@ class Gateway:
             return nothing
 
     def _classified(self, request: InferRequest, answer: InferAnswer) -> InferAnswer | Refusal:
-        """Return the answer in which, for each output for which the client requested classes, the classes replace the
+        """Return the answer, in which outputs for which the client requested classes have these classes instead of the
         tensor.
         """
         loaded = self.admission.pool.loaded.get(request.model)

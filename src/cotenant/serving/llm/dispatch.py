@@ -1,6 +1,6 @@
-"""Queues of all models and their programs: executes the policy's decisions.
+"""The queues of all models, and their programs. Executes the decisions of policy/residency/models.py.
 
-policy/residency/models.py decides; everything here runs in one event loop, so there are no locks.
+Everything here runs in one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cotenant.serving.llm.tickets import Ticket
 
 LOG = logging.getLogger(__name__)
 
-# seconds until a failed program is started again: after its first failure, and at most
+# seconds until a failed program is started again: after its first failure, and after many failures
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 # a request for a model whose program will be restarted waits if the pause is at most this long; otherwise it is refused
 WAITED_FOR_S = 4.0

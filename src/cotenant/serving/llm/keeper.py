@@ -36,7 +36,7 @@ class Keeper:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        # the keeper was killed, so now only an orderly end of the server ends the programs
+        # if the keeper was killed, only an orderly end of the server ends the programs
         with contextlib.suppress(OSError):
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()

@@ -47,7 +47,7 @@ class OpenAIError(Exception):
 
     @property
     def headers(self) -> bytes:
-        """Headers, with Retry-After."""
+        """Return the headers of the answer, with Retry-After if `retry_s` is given."""
         if self.retry_s is None:
             return JSON
         return JSON + b"retry-after: %d\r\n" % max(1, min(600, round(self.retry_s + 0.49)))

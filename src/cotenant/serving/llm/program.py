@@ -121,7 +121,7 @@ class Program:
 
 
 class _Answer:
-    """Collects one short answer."""
+    """Receives one short answer of the program as a whole."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()

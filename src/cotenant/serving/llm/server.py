@@ -146,7 +146,7 @@ class ModelServer:
         return exposition(self.dispatch, len(self.front.connections)) + more
 
     def status(self) -> dict[str, Any]:
-        """As GET /cotenant/status."""
+        """The answer of GET /cotenant/status."""
         found = status(self.dispatch, self.host.gpus, self._started_s)
         found["agent"] = None if self.host.agent is None else str(self.host.agent)
         return found if self.services is None else found | {"services": self.services.status()}

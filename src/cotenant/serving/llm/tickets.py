@@ -102,8 +102,8 @@ class Ticket:
     # ---- from the program ----
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Forward a piece of a streamed answer. An answer that is no stream is buffered instead, so that the request
-        can be tried again until the answer is complete.
+        """Called with the head of the answer: if it is a stream, begin to forward it. Another answer is buffered, so
+        that the request can be tried again until the answer is complete.
         """
         self._status, self._headers = status, headers
         kind = next((value for name, value in headers if name == b"content-type"), b"")
@@ -121,7 +121,7 @@ class Ticket:
         now_s = time.monotonic()
         if not self._first_s:
             self._first_s = now_s
-        # a token per event; the event DONE is not counted, since it comes together with the last token
+        # each event has one token; the event DONE is not counted, since it comes together with the last token
         events = data.count(EVENT_END) - data.endswith(DONE)
         if events > 0:
             self._last_s = now_s

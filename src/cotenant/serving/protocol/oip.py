@@ -118,7 +118,7 @@ def placed(name: str, datatype: str, shape: tuple[int, ...], place: Place) -> Te
 
 
 def output_wishes(name: str, parameters: Mapping[str, Any], regions: Regions, request: InferRequest) -> None:
-    """Apply the parameters of an output."""
+    """Enter into the request what an output's parameters ask for: classes, or a place in shared memory."""
     if count := wanted_classes(name, parameters):
         request.classes[name] = count
     if (place := regions.place(name, parameters)) is not None:

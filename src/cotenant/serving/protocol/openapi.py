@@ -105,7 +105,7 @@ def _schemas() -> dict[str, Any]:
 
 @cache
 def document() -> dict[str, Any]:
-    """The complete document."""
+    """Return the complete OpenAPI document."""
     anything: dict[str, Any] = {"type": "object"}
     infer_body = {"required": True, "content": {"application/json": {"schema": _ref("InferRequest")}}}
     only_ready = {"type": "object", "properties": {"ready": {"type": "boolean"}}}

@@ -63,7 +63,7 @@ class TensorSpec:
 @dataclass(frozen=True)
 class ModelInfo:
     """Description of a loaded model. `batchable`: items may be stacked along a first dimension. `text`: its strings
-    must be UTF-8. `labels`: of an output's classes, by its name.
+    must be UTF-8. `labels`: name of an output -> labels of its classes.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -134,7 +134,7 @@ def array_of(data: Buffer, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def from_array(name: str, array: np.ndarray, datatype: str | None = None) -> Tensor:
-    """An array as a tensor. `datatype`: for types that numpy does not have (BF16)."""
+    """Convert an array to a tensor. `datatype`: the tensor's data type, if numpy does not have it (BF16)."""
     if array.dtype.kind in "OSU":
         flat = (x if isinstance(x, bytes) else str(x).encode() for x in array.ravel().tolist())
         return Tensor(name, "BYTES", array.shape, pack_strings(flat))

@@ -1,5 +1,5 @@
-"""Workers that share GPUs with best-effort programs: LS workers set the LS-activity flag of their GPU, BE workers wait
-for it to clear.
+"""Workers that share GPUs with best-effort programs: latency-sensitive (LS) workers set the LS-activity flag of their
+GPU, and best-effort (BE) workers wait until no such flag is set.
 
 The gateway registers every worker with the node's agent as a tenant: the agent reserves its memory, weights its copies,
 and gives it the SMs of the co-location scheme. The worker calls a gate before and after each batch: for LS work the
@@ -249,9 +249,9 @@ class Turnstile:
     """The worker's gate, which is called before and after each batch.
 
     `gated`: the shim delays BE launches, so that batches need not wait. Otherwise a BE batch waits while LS work is
-    active, or runs on `beside` of the SMs meanwhile, and on `whole` when none is active (scheme tidal, between
-    batches). `classes`: work class that is reported to the agent while a service's batch runs; `unknown` for services
-    that are not listed.
+    active. Under scheme tidal it runs instead: on the fraction `beside` of the SMs while LS work is active, otherwise
+    on the fraction `whole`. `classes`: work class that is reported to the agent while a service's batch runs;
+    `unknown` for services that are not listed.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ def main() -> int:
 
 
 def void(sent: int) -> None:
-    """Send a packet, and ignore the number of bytes sent."""
+    """Ignore the number of bytes that `send` returns, for a lambda that must return None."""
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ class RayNodes:
         return sorted(node["NodeID"] for node in await asyncio.wrap_future(self._cluster.nodes()))
 
     async def watch(self, ended: asyncio.Event) -> None:
-        """Watch the nodes until the connection ends, or the server."""
+        """Watch the nodes until the connection or the server ends."""
         watchers = [asyncio.create_task(self._watch(slot)) for slot in self._slots]
         while not ended.is_set() and not self._cluster.lost.is_set():
             with contextlib.suppress(TimeoutError):

@@ -26,8 +26,8 @@ STEPS = np.int64(7)  # number of bisection steps in a search for the largest req
 @bare
 def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
     """Choose the batches of each GPU for its request rates times the largest factor at which batches exist that keep
-    all SLOs on all its gpulets (parts of the GPU); then give each gpulet as much more as its neighbours allow. This is
-    headroom for bursts; the assigned rates do not change.
+    all SLOs on all its gpulets (parts of the GPU). Then choose the batches of each gpulet for still higher rates, as
+    far as its neighbours allow. This is headroom for bursts; the assigned rates do not change.
     """
     for g in range(A.shape[0]):
         copy_gpu(A, g, B, SLOT0)
@@ -50,11 +50,11 @@ def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
 
 @bare
 def grow(T: Tables, A: State, B: State, order: np.ndarray, left: np.ndarray) -> None:
-    """Make gpulets (parts of GPUs) larger for services whose rate was not placed completely, if more of it is served
-    then.
+    """Make gpulets (parts of GPUs) larger for services whose rate was not placed completely, if the larger gpulets
+    serve more of that rate.
 
-    The search prefers the sizes that serve most for their part of a GPU, although a gpulet beside which nothing else
-    fits may as well be larger.
+    The search prefers the sizes that serve most per fraction of a GPU, although a gpulet beside which nothing else fits
+    may as well be larger.
     """
     for i in range(order.shape[0]):
         s = order[i]

@@ -152,8 +152,9 @@ def try_cycle(
 
 @inner
 def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
-    """Choose batches of a gpulet (part of a GPU) for its rates times 1000 * `scale`, and set its work and its pressure
-    (how much it slows down its neighbours). Returns False, with nothing changed, if no batches keep the SLOs.
+    """Choose batches of a gpulet (part of a GPU) for its rates, and set its work and its pressure (how much it slows
+    down its neighbours). `scale` times the rates in requests/s gives the requests/ms to plan for. Returns False, with
+    nothing changed, if no batches keep the SLOs.
     """
     n = A[g, j].count
     slo = INF
@@ -337,8 +338,8 @@ def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
 
 @inner
 def most(T: Tables, A: State, B: State, g: int, j: int, p: int, s: int, q: float, steps: int) -> float:
-    """Find the largest rate of service s up to q that gpulet j (part of a GPU) can serve, by `steps` bisections, and
-    leave it there. Returns 0, with nothing changed, if it can serve none.
+    """Find the largest rate of service s, up to q, that gpulet j (part of a GPU) can serve, by `steps` bisections. Adds
+    the service to the gpulet at that rate, and returns the rate; 0, with nothing changed, if there is none.
     """
     copy_gpu(A, g, B, SLOT0)
     if seat(T, A, g, j, p, s, q):

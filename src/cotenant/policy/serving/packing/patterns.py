@@ -1,10 +1,11 @@
 """GPU patterns: ways to divide one GPU among gpulets (parts of the GPU) with one model each, and the bounds that they
 prove.
 
-A pattern gives each service a capacity. A gpulet that several models share gives capacities `b_i / sum(e)`. For any
-prices pi, `sum(pi_i b_i) / sum(e_i)` is a mediant, so it is never above the best `pi_i b_i / e_i` of one of its models
-alone. That model alone keeps its SLO, and causes no more pressure on its neighbours. So patterns of gpulets with one
-model attain the best value at all prices, and for every `pi >= 0` and n GPUs
+A pattern gives each service a capacity. A gpulet that several models share runs a batch of b_i requests of model i in
+time e_i, and so gives the capacities `b_i / sum(e)`. For any prices pi, `sum(pi_i b_i) / sum(e_i)` is a mediant, so it
+is never above the best `pi_i b_i / e_i` of one of its models alone. That model alone keeps its SLO, and causes no more
+pressure on its neighbours. So patterns of gpulets with one model attain the best value at all prices, and for every
+`pi >= 0` and n GPUs
 
 sum(pi_s rate_s) <= n * max over patterns of sum(pi_s capacity_s)
 

@@ -1,4 +1,4 @@
-"""The serving planners: from services and GPUs to a plan. Pure: no clock, no I/O."""
+"""The serving planners, which make a plan for services and GPUs. Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Packer:
 
     @cached_property
     def instances(self) -> InstanceTable | None:
-        """Return the integer program for GPUs that are divided into MIG instances; None if no GPU is, or it would take
-        too long."""
+        """Return the integer program for GPUs that are divided into MIG instances; None if no GPU is divided, or if the
+        program would take too long."""
         cut = bool((self.tables.size["whole"] < 1 - 1e-9).any())
         searched = self.spec.climb > 0 and not self.spec.rules.whole_only and len(self.services) <= MANY
         return InstanceTable(self.tables) if cut and searched else None
@@ -119,8 +119,8 @@ class Packer:
         return plan
 
     def _better(self, plan: ServingPlan, other: ServingPlan) -> ServingPlan:
-        """Return the plan that leaves less of the rates unserved; if this is `other` and it leaves some, with the bound
-        and notes of `plan`."""
+        """Return the plan that leaves less of the rates unserved. If that is `other`, and it leaves a part unserved, it
+        gets the bound and notes of `plan`."""
         if self._missing(other) >= self._missing(plan):
             return plan
         if other.feasible:

@@ -281,7 +281,7 @@ def fill(
 
 @inner
 def ruin(T: Tables, A: State, rng: np.ndarray, services: int) -> None:
-    """Remove everything from one or two random GPUs, or from one GPU, and one service from all GPUs."""
+    """Remove everything from one or two random GPUs; or everything from one GPU, and one service from all others."""
     n = A.shape[0]
     dice = uniform(rng)
     clear_gpu(A, int(uniform(rng) * n))

@@ -215,8 +215,8 @@ class _Search:
         return np.concatenate([price, worth]) / total
 
     def cover(self, rows: np.ndarray, caps: np.ndarray, rates: np.ndarray, counts: np.ndarray) -> list[int] | None:
-        """Return patterns, which are ways to divide a GPU (of these rows of the table, with these capacities) that
-        serve the rates; None if there are none.
+        """Return patterns (ways to divide a GPU) that together serve the rates, among these rows of the table with
+        these capacities; None if there are none.
         """
         if not (rates > 0).any():
             return []

@@ -151,8 +151,8 @@ def _memory(service: Service, gpus: Gpus) -> float:
 def solo_capacity(
     lat: np.ndarray, over: np.ndarray, margin: np.ndarray, model: np.ndarray, slo: np.ndarray
 ) -> np.ndarray:
-    """Return (T, S, P): requests/s of each service alone on a partition, the best b / e(b) with 2 e(b) <= SLO; 0:
-    none."""
+    """Return (T, S, P): requests/s of each service alone on a partition: with e(b) the time of a batch of b requests,
+    the best b / e(b) with 2 e(b) <= SLO; 0: no batch keeps the SLO."""
     effective = (lat + over[:, :, None, :]) * margin[:, None, None, None]
     per_s = np.arange(lat.shape[3]) * 1000.0 / np.maximum(effective, 1e-12)
     out = np.zeros((lat.shape[0], len(model), lat.shape[2]))
