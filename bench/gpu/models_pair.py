@@ -3,17 +3,18 @@
     CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src python bench/gpu/models_pair.py OUT.jsonl [STEP,STEP...] [SECONDS]
 
 Steps: alone, cotenant, cotenant_mps, mps, time, and each but the first with the prefix train_. All run in this order by
-default, within SECONDS (270). The engine is small_llm.py; a request has 2,048 prompt tokens and 256 output tokens. In
-`cotenant` the models are behind `cotenant serve`, and in `cotenant_mps` behind it with `mechanism: mps`, under which
-each model may use all SMs. In the other steps the engines are asked directly; `mps` gives each of them half of the
-threads. The number of requests in flight per model is 2, 4, 8, 16 and 32, one after the other. A row has the tokens per
-second of all models and of two models alone, the median and 90th percentile of TTFT and TPOT, and TTFT relative to that
-alone. Rows are written as they come.
+default, within SECONDS (270). The engine is small_llm.py; a request has 2,048 prompt tokens and 192 to 320 output
+tokens, at random. In `cotenant` the models are behind `cotenant serve`, and in `cotenant_mps` behind it with
+`mechanism: mps`, under which each model may use all SMs. In the other steps the engines are asked directly; `mps` gives
+each of them half of the threads. The number of requests in flight per model is 2, 4, 8, 16 and 32, one after the other.
+A row has the tokens per second of all models and of two models alone, the median and 90th percentile of TTFT and TPOT,
+and TTFT relative to that alone. `waited_ms` and `prefill_ms` are medians that the engines print: how long a prompt
+waited in its engine, and how long its prefill took on the GPU. Rows are written as they come.
 
 In the steps train_, both models get requests of 1,024 prompt and 64 output tokens at 1.25/s each, first without and
 then with a training program, which is best-effort under Cotenant. A row has TTFT and TPOT relative to those without the
-program, and the steps of the program relative to its steps alone in the time that the models leave. NVML measures that
-time while the program does not run.
+program, and the steps of the program relative to its steps alone in the time that the models leave. The models need
+twice the GPU time that one of them, while the other is idle, has measured for the same requests.
 
 CUDA_VISIBLE_DEVICES=cpu tests the script with a tiny model on the CPU, and =soft with `cotenant timed-llm` on the
 software GPU (steps cotenant, cotenant_mps, train_cotenant, train_cotenant_mps).
@@ -26,7 +27,6 @@ import contextlib
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,7 +37,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stream_client import Client
+from stream_client import Client, middle
 
 HERE = Path(__file__).resolve().parent
 TRAIN = "train"  # first argument of a training program; its second argument is the device
@@ -62,10 +62,10 @@ def engine(name: str, port: str) -> list[str]:
     return [sys.executable, str(HERE / "small_llm.py"), "--name", name, "--shape", shape, "--port", port]
 
 
-async def load(ports: dict[str, int], count: int, seconds: float) -> dict[str, Any]:
+async def load(folder: Path, ports: dict[str, int], count: int, seconds: float) -> dict[str, Any]:
     """Keep `count` requests in flight at each model for `seconds`; the first quarter of the time is not counted."""
     client = Client(ports)
-    each = [(name, PROMPT, OUTPUT, (i + 1) / count) for name in ports for i in range(count)]
+    each = [(name, number, PROMPT, OUTPUT) for name in ports for number in range(count)]
     tasks = [asyncio.create_task(client.closed(*given)) for given in each]
     begun = time.monotonic()
     await asyncio.sleep(seconds)
@@ -73,7 +73,8 @@ async def load(ports: dict[str, int], count: int, seconds: float) -> dict[str, A
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0.3)  # in this time the engines notice that the clients have disconnected
-    return client.row(begun + seconds / 4, begun + seconds)
+    counted = (begun + seconds / 4, begun + seconds)
+    return client.row(*counted) | Said(folder).prompts(*counted)
 
 
 # ---- the models ----
@@ -255,49 +256,63 @@ class Training:
         self._log.close()
 
 
-def busy_part(seconds: float) -> float | None:
-    """Fraction of the time in which the GPU had a kernel, by NVML, which averages over about the last 0.17 s."""
-    if REHEARSAL:
-        time.sleep(seconds)
-        return None
-    import pynvml
+class Said:
+    """What the engines have printed to their logs in a folder."""
 
-    pynvml.nvmlInit()
-    by_name = DEVICE.startswith("GPU-")
-    card = pynvml.nvmlDeviceGetHandleByUUID(DEVICE) if by_name else pynvml.nvmlDeviceGetHandleByIndex(int(DEVICE or 0))
-    seen, until_s = [], time.monotonic() + seconds
-    while time.monotonic() < until_s:
-        seen.append(pynvml.nvmlDeviceGetUtilizationRates(card).gpu / 100)
-        time.sleep(0.1)
-    return round(statistics.fmean(seen), 3)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _lines(self, name: str, kind: str) -> list[list[float]]:
+        text = (self._folder / f"{name}.log").read_text() if (self._folder / f"{name}.log").exists() else ""
+        # the last line may not be complete yet
+        words = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [[float(word) for word in each[1:]] for each in words if each[:1] == [kind]]
+
+    def prompts(self, begin_s: float, end_s: float) -> dict[str, Any]:
+        """Medians of what prompts waited in their engine and of their prefill, in ms."""
+        found = [row for name in NAMES for row in self._lines(name, "prompt") if begin_s <= row[0] < end_s]
+        return {"waited_ms": middle([row[1] for row in found]), "prefill_ms": middle([row[2] for row in found])}
+
+    def busy_part(self, name: str, begin_s: float, end_s: float) -> float | None:
+        """Fraction of the time in which an engine's steps ran on the GPU, while it had the GPU for itself."""
+        seen = [row for row in self._lines(name, "busy") if begin_s <= row[0] < end_s]
+        if len(seen) < 2:
+            return None
+        return round((seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0]), 4)
 
 
-async def requests(ports: dict[str, int], seconds: float) -> tuple[dict[str, Any], float | None, float]:
-    """Send Poisson requests to each model. Returns their row, how busy the GPU was meanwhile, and the start time."""
+async def requests(ports: dict[str, int], seconds: float) -> tuple[dict[str, Any], float]:
+    """Send Poisson requests to each of these models for some seconds. Returns their row, and the start time."""
     client, begun = Client(ports), time.monotonic()
     sending = [client.open(name, TRAIN_PROMPT, TRAIN_OUTPUT, TRAIN_RATE, begun + seconds) for name in ports]
-    busy, *_ = await asyncio.gather(asyncio.to_thread(busy_part, seconds), *sending)
-    return client.row(begun, time.monotonic()), busy, begun
+    await asyncio.gather(*sending)
+    return client.row(begun, time.monotonic()), begun
 
 
 def beside_training(way: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Measure the models without and with a training program, and the program while the models are idle."""
     with models(way, folder) as (ports, agent, environment):
-        asyncio.run(load(ports, 2, 2.0))  # a first load without measurement
-        each = max(SHORTEST_S, (seconds - START_S - 10.0) / 2.5)
-        without, busy, _ = asyncio.run(requests(ports, each))
+        asyncio.run(load(folder, ports, 2, 2.0))  # a first load without measurement
+        each = max(SHORTEST_S, (seconds - START_S - 10.0) / 3.5)
+        _, begun = asyncio.run(requests({NAMES[0]: ports[NAMES[0]]}, each))
+        one = Said(folder).busy_part(NAMES[0], begun, begun + each)
+        busy = 2 * one if one is not None else None
+        without, _ = asyncio.run(requests(ports, each))
         training = Training(folder, agent, "mps" if way == "cotenant_mps" else "auto", environment)
         try:
             begun = time.monotonic()
             time.sleep(each / 2)
             alone = training.rate(begun, begun + each / 2)
-            beside, _, begun = asyncio.run(requests(ports, each))
+            if not alone:
+                raise SystemExit(f"the training made no step within {each / 2:.1f} s")
+            beside, begun = asyncio.run(requests(ports, each))
             had = training.rate(begun, begun + each) / alone
         finally:
             training.close()
     row = {
-        "without": without, "beside": beside, "busy_without": busy, "steps_per_s_alone": round(alone, 2),
-        "training_over_alone": round(had, 3), "training_of_left": round(had / (1 - busy), 3) if busy else None,
+        "without": without, "beside": beside, "models_busy": busy, "steps_per_s_alone": round(alone, 2),
+        "training_over_alone": round(had, 3),
+        "training_of_left": over(had, 1 - busy) if busy is not None and busy < 1 else None,
     }  # fmt: skip
     for what in ("ttft_ms", "ttft_p90_ms", "tpot_ms", "tpot_p90_ms"):
         row[f"{what}_over_without"] = over(beside[what], without[what])
@@ -332,14 +347,14 @@ def main() -> None:
                 say({"step": step} | beside_training(step.removeprefix("train_"), folder, left_s))
                 continue
             with models(step, folder) as (ports, _, _):
-                asyncio.run(load(ports, 2, 2.0))  # a first load without measurement
+                asyncio.run(load(folder, ports, 2, 2.0))  # a first load without measurement
                 for i, count in enumerate(LOADS):
                     later = len(steps) - number - 1
                     cells = len(LOADS) - i + len(LOADS) * later
                     seconds = (until_s - time.monotonic() - START_S * later) / cells - 0.5
                     if until_s - time.monotonic() < SHORTEST_S:
                         raise SystemExit("no time left")
-                    row = asyncio.run(load(ports, count, min(LONGEST_S, max(SHORTEST_S, seconds))))
+                    row = asyncio.run(load(folder, ports, count, min(LONGEST_S, max(SHORTEST_S, seconds))))
                     if step == "alone":
                         alone[count] = row
                     elif base := alone.get(count):

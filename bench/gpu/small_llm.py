@@ -5,6 +5,10 @@
 Each word of the prompt is one token. Before a step, the engine processes the whole prompts of new requests, one after
 the other, like engines without chunked prefill. The step of all running requests is one CUDA graph. Nothing is compiled
 or read from a disk, so the engine is ready within seconds. `--shape tiny` runs on a CPU.
+
+The engine prints, each with the time of time.monotonic: `prompt TIME WAITED_MS PREFILL_MS` after each prompt, where a
+prompt waits until the step before it has ended; and `busy TIME SECONDS`, the GPU time of all steps so far, about once a
+second while it works.
 """
 
 from __future__ import annotations
@@ -15,11 +19,14 @@ import json
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,18 @@ class Model:
             with torch.cuda.graph(self.graphs[size]):
                 self._step(size)
 
+    def timed(self, work: Callable[[], Found]) -> tuple[Found, float]:
+        """Do work that ends with a result on the host; returns the result, and its time on the GPU in seconds."""
+        if self.device == "cpu":
+            begun_s = time.monotonic()
+            return work(), time.monotonic() - begun_s
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        found = work()
+        end.record()
+        end.synchronize()
+        return found, begin.elapsed_time(end) / 1e3
+
     def step(self, most: int) -> list[int]:
         """Compute the next token of the slots up to `most`."""
         size = next(size for size in self.sizes if size > most)
@@ -153,6 +172,7 @@ class Asked:
     writer: asyncio.StreamWriter
     ended: asyncio.Event
     slot: int = -1
+    came_s: float = 0.0
 
 
 class Engine:
@@ -160,13 +180,14 @@ class Engine:
 
     def __init__(self, model: Model, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.model, self.name, self.loop = model, name, loop
-        self.busy_s = 0.0
+        self.busy_s = self._said_s = 0.0
         self._waiting: list[Asked] = []
         self._running: dict[int, Asked] = {}
         self._wake = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
     def add(self, asked: Asked) -> None:
+        asked.came_s = time.monotonic()
         with self._wake:
             self._waiting.append(asked)
             self._wake.notify()
@@ -178,15 +199,28 @@ class Engine:
                 self._wake.wait_for(lambda: self._waiting or self._running)
                 free = [slot for slot in range(slots) if slot not in self._running]
                 new, self._waiting = self._waiting[: len(free)], self._waiting[len(free) :]
-            began = time.monotonic()
             for asked, slot in zip(new, free, strict=False):
                 asked.slot, self._running[slot] = slot, asked
-                gone = asked.writer.transport.is_closing()
-                self._tell([(asked, 0 if gone else self.model.prefill(slot, asked.prompt))])
+                self._tell([(asked, self._prefill(asked))])
             if self._running:
-                tokens = self.model.step(max(self._running))
+                tokens, took_s = self.model.timed(lambda: self.model.step(max(self._running)))
                 self._tell([(asked, tokens[slot]) for slot, asked in self._running.items()])
-            self.busy_s += time.monotonic() - began
+                self._count(took_s)
+
+    def _prefill(self, asked: Asked) -> int:
+        if asked.writer.transport.is_closing():
+            return 0
+        begun_s = time.monotonic()
+        token, took_s = self.model.timed(lambda: self.model.prefill(asked.slot, asked.prompt))
+        print(f"prompt {begun_s:.4f} {(begun_s - asked.came_s) * 1e3:.2f} {took_s * 1e3:.2f}", flush=True)
+        self._count(took_s)
+        return token
+
+    def _count(self, took_s: float) -> None:
+        self.busy_s += took_s
+        if time.monotonic() - self._said_s > 1.0:
+            self._said_s = time.monotonic()
+            print(f"busy {self._said_s:.4f} {self.busy_s:.4f}", flush=True)
 
     def _tell(self, found: list[tuple[Asked, int]]) -> None:
         events = []

@@ -57,13 +57,15 @@ class Client:
         finally:
             writer.transport.abort()
 
-    async def closed(self, name: str, prompt: int, output: int, part: float) -> None:
-        """Keep one request in flight until cancelled. The first answer is shortened to the fraction `part`, so that
-        clients with different parts do not run in step.
+    async def closed(self, name: str, number: int, prompt: int, output: int) -> None:
+        """Keep one request in flight until cancelled. Answers have `output` tokens on average, and at random up to a
+        quarter less or more; the first one is shortened at random. Otherwise clients and models with equal speeds would
+        send their prompts at the same times all the time. Each (name, number) has the same lengths in each run.
         """
-        await self.ask(name, prompt, max(2, int(output * part)))
+        draw = random.Random(f"{name} {number}")
+        await self.ask(name, prompt, max(2, round(output * draw.random())))
         while True:
-            await self.ask(name, prompt, output)
+            await self.ask(name, prompt, round(output * draw.uniform(0.75, 1.25)))
 
     async def open(self, name: str, prompt: int, output: int, rate: float, until_s: float) -> None:
         """Poisson requests."""
