@@ -50,6 +50,7 @@ TRAIN_PROMPT, TRAIN_OUTPUT, TRAIN_RATE = (64, 8, 1.25) if REHEARSAL else (1024, 
 MEMORY, TRAIN_MEMORY = ("1GiB", "1GiB") if REHEARSAL else ("26GiB", "16GiB")
 START_S = 25.0  # time that is reserved for the start of each pair
 READY_WITHIN_S = 120.0
+SLICES = "slices" if DEVICE == "soft" else "auto"  # what `auto` means on an NVIDIA GPU
 SHORTEST_S, LONGEST_S = 3.0, 14.0
 
 
@@ -179,7 +180,7 @@ def models(way: str, folder: Path) -> Iterator[tuple[dict[str, int], str, dict[s
     with contextlib.ExitStack() as stack:
         environment: dict[str, str] = {}
         if way.startswith("cotenant"):
-            mechanism = "mps" if way == "cotenant_mps" else "auto"
+            mechanism = "mps" if way == "cotenant_mps" else SLICES
             ports, agent = stack.enter_context(cotenant(folder, mechanism))
             yield ports, agent, environment
             return
@@ -298,7 +299,7 @@ def beside_training(way: str, folder: Path, seconds: float) -> dict[str, Any]:
         one = Said(folder).busy_part(NAMES[0], begun, begun + each)
         busy = 2 * one if one is not None else None
         without, _ = asyncio.run(requests(ports, each))
-        training = Training(folder, agent, "mps" if way == "cotenant_mps" else "auto", environment)
+        training = Training(folder, agent, "mps" if way == "cotenant_mps" else SLICES, environment)
         try:
             begun = time.monotonic()
             time.sleep(each / 2)
