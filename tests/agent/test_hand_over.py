@@ -9,13 +9,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
-from waiting import wait_for
+from waiting import WITHIN_S, wait_for
 
 from cotenant.agent.config.files import AgentConfig, TenantSpec
 from cotenant.agent.config.in_force import InForce
@@ -24,7 +25,7 @@ from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.swap_orders import HandleTransfer
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.tenant import Tenant
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import InputError, WorkError
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 FREE = "(raw('cuMemGetInfo_v2', byref(free := c_size_t()), byref(c_size_t())), free.value)[1]"
@@ -119,6 +120,24 @@ def test_memory_goes_on_and_on(node: Callable[..., Node]) -> None:
         last = now
 
 
+def test_a_restore_waits_for_an_eviction_that_is_slow(node: Callable[..., Node]) -> None:
+    """A process that finds no memory gives up after a second. The other one may get no processor for longer."""
+    here = node(2 * CONTEXT + 288 * MIB, swap_hand=True, swap_piece=16 * MIB)
+    a, b = here.program("a"), here.program("b")
+    assert a.ask("take(256, 32)") == b.ask("take(256, 32)") == "0"
+    here.call("exchange", out=["b"])
+    here.call("exchange", **{"in": ["a"]}, release=False)  # from here on it has no turn
+    moves, last = here.where("b")["moves_in"], handed(here, "b")
+    a.process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(here.call, "exchange", out=["a"], **{"in": ["b"]})
+        wait_for(lambda: here.where("b")["moves_in"] > moves, what="b to find only 32 MiB free, and to give up")
+        a.process.send_signal(signal.SIGCONT)
+        done.result()
+    assert handed(here, "b") - last >= 128 * MIB
+    assert b.ask("check()") == "intact"
+
+
 @pytest.mark.parametrize("killed", ["leaves", "comes"])
 def test_one_of_them_killed_in_the_middle(node: Callable[..., Node], killed: str) -> None:
     """Its memory is free, also what was on its way; the other one's contents are whole."""
@@ -134,7 +153,7 @@ def test_one_of_them_killed_in_the_middle(node: Callable[..., Node], killed: str
     dead.send_signal(signal.SIGSTOP)  # a stopped process neither takes nor gives memory
 
     def exchange() -> None:
-        with contextlib.suppress(WorkError):
+        with contextlib.suppress(WorkError, InputError):  # InputError if the tenant has already ended
             here.call("exchange", out=["leaves"], **{"in": ["comes"]})
 
     thread = threading.Thread(target=exchange)
@@ -142,7 +161,7 @@ def test_one_of_them_killed_in_the_middle(node: Callable[..., Node], killed: str
     thread.join(0.3)
     dead.kill()
     dead.wait()
-    thread.join(30)
+    thread.join(WITHIN_S)
     assert not thread.is_alive()
     here.call("exchange", **{"in": [survivor]})
     assert alive.ask("check()") == "intact"

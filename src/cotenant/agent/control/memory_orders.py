@@ -92,6 +92,7 @@ class MemoryOrders:
         alike = len({(bytes_owner(t), t.gpus[0].uuid) for t in (*out, *back)}) == 1
         wanted = back and alike and order.get("hand", True)
         ways = residency.handle_transfer([t.name for t in out], back[0]) if wanted else None
+        leaving = {tenant.name for tenant in out}
 
         async def timed(tenant: Tenant, way: str) -> dict[str, Any]:
             gpu = tenant.gpus[0].uuid
@@ -100,7 +101,13 @@ class MemoryOrders:
             count = self._residents.count(tenant.name)
             before, handed = count.parts_s(), count.handed_bytes
             began = time.monotonic()
-            good = await (residency.all_out if way == "out" else residency.all_in)(tenant, gpu, ways)
+            if way == "out":
+                try:
+                    good = await residency.all_out(tenant, gpu, ways)
+                finally:
+                    leaving.discard(tenant.name)
+            else:
+                good = await residency.all_in(tenant, gpu, ways, lambda: bool(leaving))
             if not good:
                 raise WorkError(f"{tenant.name} could not be moved {way}")
             seconds = time.monotonic() - began

@@ -257,6 +257,12 @@ class Residency:
         return end
 
     async def _all_in(self, tenant: Tenant, gpu: str, flow: Flow) -> bool:
+        complete = await self._restore(tenant, gpu, flow)
+        if flow.hand is not None:
+            flow.hand.all_taken()
+        return complete
+
+    async def _restore(self, tenant: Tenant, gpu: str, flow: Flow) -> bool:
         if self._parked.checkpointed_bytes(tenant.name) is not None:
             self.refusal = await self._whole.bring(tenant) or ""
             if self.refusal:
@@ -271,8 +277,6 @@ class Residency:
                 self._short.add(gpu)
             self._residents.count(tenant.name).add_in(end)
             complete = complete and (moved_well(end) or session.closed)
-        if flow.hand is not None:
-            flow.hand.all_taken()
         return complete
 
     async def evacuate(self, tenant: Tenant, gpu: str) -> bool:
@@ -292,10 +296,20 @@ class Residency:
         movable = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
         return not movable or await self._move_out(tenant, gpu, movable, hand=hand)
 
-    async def all_in(self, tenant: Tenant, gpu: str, hand: HandleTransfer | None = None) -> bool:
-        """Restore a tenant completely into space that is already free."""
+    async def all_in(
+        self,
+        tenant: Tenant,
+        gpu: str,
+        hand: HandleTransfer | None = None,
+        evicting: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Restore a tenant completely into space that is free, or that evictions in progress free. `evicting`: whether
+        evictions go on. Until they end, a restore that found no memory is tried again, since they may be slow.
+        """
         flow = Flow(0, hand)
         flow.end(complete=True)
+        while evicting() and not await self._restore(tenant, gpu, flow) and gpu in self._short:
+            self._short.discard(gpu)
         return await self._all_in(tenant, gpu, flow)
 
     def handle_transfer(self, leave: list[str], come: Tenant) -> HandleTransfer | None:
