@@ -14,22 +14,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from agent_harness import saved, state_cannot_be_written
 from heard import heard
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
-from waiting import stays, wait_for
+from waiting import WITHIN_S, stays, wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.memory.ledger import Ledger
-from cotenant.agent.memory.parked import Parked
+from cotenant.agent.memory.parked import Parked, ParkedTable
+from cotenant.agent.memory.parking import Parking
 from cotenant.agent.memory.whole import WholeProcesses
 from cotenant.agent.processes import key_of
 from cotenant.agent.tenants.host_memory import host_memory
 from cotenant.agent.tenants.launcher import Launch, register
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.base import Gpu, uuid_bytes
 
@@ -69,18 +73,22 @@ def test_agent_killed_in_the_middle_of_a_move(node: Callable[..., Node], way: st
     here = node(1024 * MIB)
     program = here.program("a", memory=700 * MIB)
     assert program.ask("take(400)") == "0"
+    wait_for(lambda: saved(here.folder, "a").get("processes"), what="it is written down")
     if way == "in":
         here.call("exchange", out=["a"])
 
-    def move() -> None:
-        with contextlib.suppress(WorkError, OSError):
-            here.call("exchange", **{way: ["a"]})
+    # connected before the agent is killed, so that the order cannot reach the next agent
+    with ControlClient(here.folder, timeout_s=60) as client:
 
-    mover = threading.Thread(target=move)
-    mover.start()
-    time.sleep(0.02)
-    restart(here)
-    mover.join(20)
+        def move() -> None:
+            with contextlib.suppress(WorkError, OSError):
+                client.call("exchange", **{way: ["a"]})
+
+        mover = threading.Thread(target=move)
+        mover.start()
+        time.sleep(0.02)
+        restart(here)
+        mover.join(WITHIN_S)
     assert program.ask("check()") == "intact"
     wait_for(lambda: here.where("a")["resident_bytes"] == 400 * MIB, what="its return")
 
@@ -254,6 +262,30 @@ def test_killed_while_it_is_parked_is_said(node: Callable[..., Node]) -> None:
         here.call("park", name="a")
     killer.join()
     wait_for(lambda: here.call("list")["tenants"] == [], what="its end")
+
+
+@pytest.mark.parametrize("moment", ["before the move", "during the move"])
+def test_a_tenant_that_is_removed_while_it_is_parked_is_said(moment: str) -> None:
+    """A tenant whose last process is killed is removed within milliseconds."""
+    tenant = Tenant(TenantSpec("a", oversubscribe="swap"), (Gpu("GPU-1", "", 1 << 30, 0),), "", 0, Enforcement())
+    tenants, occupants, parked = {"a": tenant}, {"a": SimpleNamespace(resident_bytes=MIB)}, ParkedTable()
+
+    async def ended(when: str) -> bool:
+        if moment == when:
+            tenants.clear()
+            occupants.clear()
+        return True
+
+    no: Any = SimpleNamespace()
+    checkpoints: Any = SimpleNamespace(settled=lambda name: ended(""), still=lambda *_: ended("before the move"))
+    residency: Any = SimpleNamespace(evacuate=lambda *_: ended("during the move"))
+    residents: Any = SimpleNamespace(refresh=lambda gpu: SimpleNamespace(occupants=occupants))
+    registry: Any = SimpleNamespace(tenants=tenants)
+    broker: Any = SimpleNamespace(unsuspend=lambda tenant: None)
+    parking = Parking(checkpoints, parked, residency, residents, no, registry, broker, no, no)
+    with pytest.raises(WorkError, match="a ended while it was being parked"):
+        asyncio.run(parking.park("a"))
+    assert parked.rows == {}
 
 
 def test_nothing_is_checkpointed_that_could_be_forgotten(node: Callable[..., Node]) -> None:

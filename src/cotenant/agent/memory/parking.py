@@ -75,12 +75,14 @@ class Parking:
         # a tenant without processes can be parked, too; processes that start later must wait
         started = bool(tenant.sessions)
         await self._checkpoints.still(tenant, timeout_s)
-        before = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
-        if not await self._residency.evacuate(tenant, gpu):
-            self._broker.unsuspend(tenant)
-            why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
-            raise WorkError(f"{tenant.name} could not be moved: {why}")
-        if started and not tenant.sessions:
+        before = 0
+        if self._registry.tenants.get(tenant.name) is tenant:
+            before = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
+            if not await self._residency.evacuate(tenant, gpu):
+                self._broker.unsuspend(tenant)
+                why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
+                raise WorkError(f"{tenant.name} could not be moved: {why}")
+        if self._registry.tenants.get(tenant.name) is not tenant or (started and not tenant.sessions):
             # nothing is parked any more, so processes of the tenant that connect later may get turns
             self._broker.unsuspend(tenant)
             raise WorkError(f"{tenant.name} ended while it was being parked")

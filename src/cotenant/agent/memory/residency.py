@@ -293,7 +293,8 @@ class Residency:
 
     async def all_out(self, tenant: Tenant, gpu: str, hand: HandleTransfer | None = None) -> bool:
         """Evict a tenant completely, even while other memory of the GPU is being moved."""
-        movable = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
+        occupant = self._residents.refresh(gpu).occupants.get(tenant.name)  # None: the tenant has ended meanwhile
+        movable = occupant.resident_bytes if occupant is not None else 0
         return not movable or await self._move_out(tenant, gpu, movable, hand=hand)
 
     async def all_in(
