@@ -38,7 +38,7 @@ enum cotenant_work_class {
     COTENANT_WORK_COMPUTE = 3, /* arithmetic */
 };
 
-/* How a scheme restricts launches of best-effort (BE) beside latency-sensitive (LS) processes. */
+/* How a scheme restricts launches of best-effort (BE) processes beside latency-sensitive (LS) processes. */
 enum cotenant_rule_kind {
     COTENANT_SCHEME_FREE = 0, /* BE launches never wait (schemes mps-plus and static) */
     COTENANT_SCHEME_TEMPORAL = 1, /* one BE kernel at a time, and only while no LS work is active */

@@ -44,7 +44,7 @@ class WorkClass(enum.IntEnum):
 
 
 class RuleKind(enum.IntEnum):
-    """How a scheme restricts launches of best-effort (BE) beside latency-sensitive (LS) processes."""
+    """How a scheme restricts launches of best-effort (BE) processes beside latency-sensitive (LS) processes."""
 
     FREE = 0  # BE launches never wait (schemes mps-plus and static)
     TEMPORAL = 1  # one BE kernel at a time, and only while no LS work is active

@@ -51,7 +51,9 @@ class SimulatedRun:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Return every metric of docs/metrics.md by its key, nested at the dots; None if the run has no such value."""
+        """Return every metric of docs/metrics.md. Dots in a key are levels: jct_s.mean is summary["jct_s"]["mean"].
+        A value is None if the run does not have it.
+        """
         return self._analysis.summary
 
     @cached_property

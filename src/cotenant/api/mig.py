@@ -20,7 +20,7 @@ KINDS = ("7g", "4g", "3g", "2g", "1g")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted speeds of seven jobs on MIG instances. A notebook shows them as a table of the first mix of jobs."""
+    """Predicted speeds on MIG instances, for n mixes of seven jobs. A notebook shows the first mix as a table."""
 
     latencies: NDArray[np.float64]  #: (n, 3, 7): latencies on 7g, 4g and 3g, divided by each job's largest latency
     speeds: NDArray[np.float64]  #: (n, 7, 5): speeds on 7g, 4g, 3g, 2g and 1g, relative to the whole GPU
@@ -39,8 +39,9 @@ class Prediction:
 def predict(latencies: ArrayLike, *, model: str | Path | None = None) -> Prediction:
     """Predict speeds on MIG instances of an A100 from latencies measured under MPS.
 
-    `latencies`: (3, 7) or (n, 3, 7), of seven co-running jobs at 100, 50 and 14 % of the SMs, above 0, in any unit.
-    `model`: a model file; by default the included one. InputError for an invalid shape or value.
+    `latencies`: array (3, 7), or (n, 3, 7) for n mixes of jobs. Its rows are 100, 50 and 14 % of the SMs, its columns
+    the seven jobs that run together; values are above 0, in any unit. `model`: a model file; by default the included
+    one. InputError for an invalid shape or value.
     """
     trained = MpsMigModel.load(model)
     measured: Any = normalised(np.asarray(latencies))

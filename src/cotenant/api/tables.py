@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """Return the HTML of rows of texts under a head; the first cell of a row is its heading. Texts are escaped."""
+    """Return an HTML table with one row of column names and the given rows, whose first cells are row headings. Texts
+    are escaped.
+    """
     head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
     body = "".join(
         f'<tr><th scope="row" style="text-align:left">{html.escape(row[0])}</th>'

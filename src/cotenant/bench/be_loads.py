@@ -8,7 +8,7 @@ once a load is set up.
 
 mmN: bf16 products of NxN matrices; mmzN: of zeros, the same kernels at much less power.  addN: out = in + 1 over N MiB.
 copyN: copies of N MiB on the device.  train-resnet50[:BATCH] and train-transformer[:BATCH]: training steps. With the
-default batch (32 images, 16 sequences) the host limits the speed, with three times as much the GPU does.
+default batch (32 images, 16 sequences) the host limits the speed, with three times that batch the GPU does.
 On the software GPU a kernel occupies the device for as long as the kernel of that load took on an H100.
 """
 

@@ -40,7 +40,7 @@ class LsLoad:
 
 
 def parse_ls(text: str) -> LsLoad:
-    """LsLoad from MODEL:BATCH:RATE."""
+    """Parse MODEL:BATCH:RATE into an LsLoad."""
     parts = text.split(":")
     if len(parts) != 3 or parts[0] != "resnet50" or not parts[1].isdigit() or not 1 <= int(parts[1]) <= 64:
         raise InputError(f"{text!r} is not resnet50:BATCH:RATE, such as resnet50:4:100", field="--ls")

@@ -97,7 +97,7 @@ class Input:
         self._first = True
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the program, with this as its standard input."""
+        """Start the program; its standard input gets the same bytes as that of all other runs."""
         process = subprocess.Popen(
             command,
             env=environment,

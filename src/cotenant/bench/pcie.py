@@ -29,8 +29,8 @@ SOFT_LS_PERIOD_MS = 40.0
 # on memcpy
 SOFT_LINK_MBPS = 150
 SOFT_CHUNK, SOFT_COPY = 1 << 20, 8 << 20
-# A thread copies pageable memory, at a quarter of this rate. A chunk must end before the agent takes the queue for
-# idle, so these chunks are smaller.
+# A thread copies pageable memory, at a quarter of this rate. Chunks of it are smaller, since a chunk must end before
+# the agent considers the queue idle.
 SOFT_PAGEABLE_CHUNK, SOFT_PAGEABLE_COPY = 256 << 10, 2 << 20
 COPY = 64 << 20
 
@@ -62,7 +62,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 @contextmanager
 def slow_soft_link(bench_gpus: str, mbps: int) -> Any:
-    """Limit the software GPU's link to `mbps` for agents and programs started inside the block."""
+    """Limit the software GPU's link to `mbps` for agents and programs that are started inside the `with` block."""
     import os
 
     before = os.environ.get("COTENANT_SOFTGPU_LINK_MBPS")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cotenant.core.errors import WorkError
 
-# every user may trust an agent with this folder, since only root can create folders below /run
+# every user may trust the agent that uses this folder, since only root can create folders below /run
 MACHINE_AGENT = Path("/run/cotenant")
 CONTROL_SOCKET = "control.sock"
 # a file in the fleet's folder; if the fleet's store is a database server, it contains the server's URL
@@ -81,7 +81,9 @@ def _below_home(variable: str, default: str, own_variable: str) -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """Check that the folder belongs to this user, since an agent decides how a tenant's program is started."""
+    """Return the folder. Raises WorkError if it belongs to another user: that user's agent could then decide how this
+    user's programs are started.
+    """
     with contextlib.suppress(FileNotFoundError):
         found = folder.lstat()
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):

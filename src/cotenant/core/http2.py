@@ -13,7 +13,7 @@ FRAME_HEAD = struct.Struct(">HBBBI")  # the parts of a frame's head: length (16 
 
 
 class ProtocolError(ValueError):
-    """Raised if the peer violates the protocol. The connection then ends with this error code."""
+    """Raised if the peer violates the protocol. The connection then ends with the error code `code`."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -21,7 +21,7 @@ class ProtocolError(ValueError):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes | bytearray | memoryview = b"") -> bytes:
-    """One frame."""
+    """Encode one frame: its head, then its payload."""
     size = len(payload)
     return FRAME_HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
 

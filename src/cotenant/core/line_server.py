@@ -29,8 +29,8 @@ class Lines:
         self._held = bytearray()
 
     async def next(self, most: int) -> bytes:
-        """Return the next line of at most `most` bytes; empty at the end of the stream. Raises InputError if it is
-        longer.
+        """Return the next line; empty at the end of the stream. Raises InputError if the line has more than `most`
+        bytes.
         """
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
@@ -52,9 +52,9 @@ class Lines:
 class LineServer(Generic[C]):
     """Answers clients' requests (orders), one at a time per connection.
 
-    `admit` returns the caller behind a new connection, from which it may read lines first, or raises InputError or
-    WorkError to refuse it. `answer` executes a line. `gone` is called once for each admitted caller, when its
-    connection has ended. `idle_s`: how long a caller may send nothing; None: unlimited.
+    `admit` gets a new connection, may read lines from it, and returns an object that stands for the caller; it raises
+    InputError or WorkError to refuse the connection. `answer` executes a line. `gone` is called once for each admitted
+    caller, when its connection has ended. `idle_s`: how long a caller may send nothing; None: unlimited.
     """
 
     def __init__(

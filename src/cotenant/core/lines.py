@@ -66,8 +66,8 @@ def failure(error: Exception, server: str = "server") -> Message:
 
 
 class LineClient:
-    """A client's open connection to a server at `where`. `who` names it in messages: the agent, the fleet. If the
-    server answers with an InputError or WorkError, the client raises it; LostServerError if no answer comes.
+    """A client's open connection to a server at `where`. `who` names the server in messages: the agent, the fleet. If
+    the server answers with an InputError or WorkError, the client raises it; LostServerError if no answer comes.
     """
 
     def __init__(self, connection: socket.socket, who: str, where: str) -> None:

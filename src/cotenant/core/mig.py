@@ -226,7 +226,7 @@ def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]
 
 def place(geo: Geometry, kinds: Sequence[str], keep: Iterable[Placement] = ()) -> Layout | None:
     """Return a legal placement of these kinds that keeps as many of the instances in `keep` as possible. Among equally
-    good placements, the one closest to the given order on the axis of memory slots wins.
+    good placements, one whose instances have the order of `kinds` on the axis of memory slots is preferred.
     """
     matches: set[Layout] = set()
 

@@ -126,7 +126,7 @@ def _all_whole(values: Iterable[Any]) -> bool:
 
 
 def _filter(value: Any, where: str) -> tuple[int, ...] | None:
-    """Return PCI ids as numbers: `"0x233010DE"`, or unquoted, which YAML parses as a number."""
+    """Return a filter's PCI ids as numbers. The file has them as text ("0x233010DE") or, unquoted, as numbers."""
     words = value if isinstance(value, list) else [value] if value not in (None, "") else []
     found = []
     for word in words:

@@ -2,8 +2,8 @@
 Each table has its own descriptor pool: definitions of the same name in other packages do not clash.
 
 A message is "TYPE NAME NUMBER, ..." where TYPE is a scalar, a message or an enumeration of the table; [TYPE] is
-repeated, {TYPE} a map from strings, {KEY TYPE} a map from KEY, TYPE? a scalar with presence. A dot in a name nests.
-Only fields that are read or written need to be listed: protobuf skips unknown ones.
+repeated, {TYPE} a map from strings, {KEY TYPE} a map from KEY, TYPE? a scalar with presence. A message named
+OUTER.INNER is nested in OUTER. Only fields that are read or written need to be listed: protobuf skips unknown ones.
 """
 
 from __future__ import annotations

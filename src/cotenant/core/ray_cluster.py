@@ -1,4 +1,6 @@
-"""A connection to a Ray cluster. Only a process of its own (ray_bridge.py) uses Ray, and may end with the cluster."""
+"""A connection to a Ray cluster, through a separate process (ray_bridge.py) that alone uses Ray: Ray ends the process
+that uses it when the cluster ends.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,7 @@ from cotenant.core.ray_bridge import BEAT_S, DEAD, FAILED, OK
 LOG = logging.getLogger(__name__)
 BRIDGE = "cotenant.core.ray_bridge"
 CONNECT_S = 120.0
-# a bridge process that is silent for more seconds than this has failed; it is more than any pause between two
-# heartbeats
+# a bridge process that is silent for more seconds than this has failed; pauses between two heartbeats are shorter
 SILENT_S = 20.0
 
 
@@ -87,15 +88,17 @@ class RayCluster:
             return f"the process that connects to Ray at {address} ended at once: see its output above"
 
     def nodes(self) -> Future[list[dict[str, Any]]]:
-        """Return the living nodes as Ray describes them, by host name."""
+        """Return the living nodes as Ray describes them, sorted by host name."""
         return self._order("nodes")
 
     def actor(self, name: str, class_: type, arguments: tuple[Any, ...], node: str, /, **options: Any) -> Future[None]:
-        """Create an actor without resources on exactly that node. Calls use its name. `options`: those of Ray."""
+        """Create an actor that reserves no CPU or GPU, on the node with this id. `call` finds the actor by `name`.
+        `options`: other options of Ray for actors.
+        """
         return self._order("actor", name, class_, arguments, node, options)
 
     def call(self, actor: str, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method of an actor. Calls reach an actor in order."""
+        """Call a method of an actor. Calls reach the actor in the order in which they were made."""
         return self._order("call", actor, method, *arguments)
 
     def kill(self, actor: str) -> Future[None]:

@@ -169,7 +169,9 @@ class Card:
         return str(found.bus_id.decode())
 
     def set_memory_limits(self, group: Path, soft_bytes: int, hard_bytes: int) -> None:
-        """Limit a control group's memory on this GPU from now on; 0 and NO_LIMIT clear the limits. Raises NvmlError."""
+        """Limit a control group's memory on this GPU from now on. `soft_bytes` 0 and `hard_bytes` NO_LIMIT clear the
+        limits. Raises NvmlError.
+        """
         self._call("nvmlDeviceSetMemoryLimits_v1", ctypes.byref(_Limits(str(group).encode(), soft_bytes, hard_bytes)))
 
     def memory_limits(self, group: Path) -> MemoryLimits:

@@ -107,11 +107,11 @@ class ChannelControls:
         return int.from_bytes(data, "little")
 
     def set_slice(self, fd: int, group: ChannelGroup, slice_us: int) -> None:
-        """Set a channel group's time slice, which takes a third of a millisecond."""
+        """Set a channel group's time slice. The call takes a third of a millisecond."""
         self._call(fd, group.client, group.group, SET_SLICE, bytearray(slice_us.to_bytes(8, "little")))
 
     def disable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:
-        """Take all channels of these channel groups off the GPU, even during a kernel. It takes 0.4 to 0.8 ms."""
+        """Take all channels of these channel groups off the GPU, even during a kernel. The call takes 0.4 to 0.8 ms."""
         self._enable(fd, groups, off=True)
 
     def enable(self, fd: int, groups: Sequence[ChannelGroup]) -> None:

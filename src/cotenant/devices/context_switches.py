@@ -2,9 +2,9 @@
 GPU's compute engine.
 
 The driver writes a record of each switch into a buffer that this process allocates (the event buffer that profilers
-use, driver releases 550 to 595); for root it names the processes of all users. While a process is alone, no records are
-written: it counts as running until another process is switched in. Numbers and layouts are those of the driver's public
-sources.
+use, driver releases 550 to 595); a buffer of root has records of all users' processes. While a process is alone, no
+records are written: it counts as running until another process is switched in. Numbers and layouts are those of the
+driver's public sources.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Runs:
     """Sums up the log's records to the GPU time of each process. A run is the time from a process's switch onto the GPU
     to its switch off.
 
-    `whole_ns`: process -> length of a full run. The log does not say why a run ended; a run shorter than a full one is
-    taken to have ended because the process had no more work.
+    `whole_ns`: pid -> length of a run that lasts for the process's whole time slice. The log does not say why a run
+    ended; a shorter run is taken to have ended because the process had no more work.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Green contexts, CUDA contexts on a subset of a GPU's SMs, by the driver's API (12.4 and newer) through ctypes.
 
-The SMs are divided into pieces; a context has successive pieces from the position where its process starts. Processes
-that start at different positions have disjoint SMs, and run concurrently if they are MPS clients.
+The SMs are divided into pieces; a context has successive pieces from a start position that each process is given. The
+contexts of two processes have disjoint SMs if they do not overlap, and run concurrently if both are MPS clients.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class GreenContexts:
         return max(1, int(piece.sm_count))
 
     def _cut(self) -> list[_Resource]:
-        """Divide the SMs into pieces of the smallest size. Some SMs may be left over, even a multiple of that size."""
+        """Divide the SMs into pieces of the smallest size. Some SMs may be left over, even as many as a piece has."""
         count = ctypes.c_uint(self.sms // self._group)
         pieces = (_Resource * count.value)()
         rest = _Resource()

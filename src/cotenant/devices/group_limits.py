@@ -31,7 +31,7 @@ def near(found: int, limit_bytes: int) -> bool:
 
 
 def limit_text(limit_bytes: int) -> str:
-    """Say a memory limit, as the driver reports it, in words."""
+    """Return a memory limit, as the driver reports it, as text for messages."""
     return "no limit" if limit_bytes == NO_LIMIT else f"{limit_bytes / 2**30:.2f} GiB"
 
 

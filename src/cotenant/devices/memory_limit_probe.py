@@ -108,12 +108,12 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
 
 
 def _remove_left(hierarchy: Hierarchy, mine: Path) -> None:
-    """Remove control groups that trials left whose process was killed, and the group that is named by this process's
-    own pid, which an earlier process had.
+    """Remove control groups left by trials whose process was killed. A group with this process's pid in its name is
+    also removed: an earlier process with the same pid left it.
     """
     for group in list(hierarchy.root.glob(f"{TRIAL}-*")):
         with contextlib.suppress(OSError):
-            # a process in another PID namespace is not in /proc, so that only old groups are known to be left
+            # a process in another PID namespace is not in /proc, so a group must also be old to count as left behind
             old = time.time() - group.stat().st_ctime > OLD_S
             if group == mine or (old and not os.path.exists(f"/proc/{group.name.rpartition('-')[2]}")):
                 hierarchy.remove(group)

@@ -11,7 +11,7 @@ from cotenant.policy.shares.slice_tenant import Usage
 
 
 class Held(NamedTuple):
-    """A process's channel group, with a duplicate of the process's open file of the driver, to which it belongs."""
+    """A process's channel group, and a duplicate of the process's open driver file, to which the group belongs."""
 
     pid: int
     fd: int
@@ -20,10 +20,10 @@ class Held(NamedTuple):
 
 
 class Meter(Protocol):
-    """Reads how much time of one GPU processes have used."""
+    """Reads the GPU time that each process has used on one GPU."""
 
     def read(self, held: Iterable[Held]) -> dict[int, Usage]:
-        """GPU time of processes (pid -> usage) since an unspecified time in the past, which does not change."""
+        """GPU time of processes (pid -> usage), counted from an arbitrary start that is the same in all calls."""
 
     def close(self) -> None:
         """Close the files that the meter uses."""

@@ -25,7 +25,7 @@ KINDS = {
     7: "1g+me", 10: "1g+gfx", 15: "1g+me.all", 13: "1g-me",
 }  # fmt: skip
 PLAIN = re.compile(r"\d+g\+?")
-MOST_PROFILES = 32  # number of profile indices that are tried, beyond those that are listed above
+MOST_PROFILES = 32  # all profile indices below this are tried, also those that KINDS does not list
 COMPUTE_PROFILES = 9
 SHARED_ENGINES = 0
 NO_INSTANCE = 0xFFFFFFFF

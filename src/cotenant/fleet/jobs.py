@@ -27,11 +27,11 @@ MOST_RETRIES = 1000
 @dataclass(frozen=True)
 class JobSpec:
     """The command of a job and the resources it needs. `gpus`: a number of whole GPUs, or a fraction below 1 of one
-    GPU. `slice`: a MIG instance instead (`2g`). `cpus` (cores) and
-    `memory_bytes`: the most that the whole job can use; None: from its profile, else its proportional share. `model`:
-    name of a profile; `profile`: a profile file. `duration_s`: run time alone at the proportional share; `iterations`:
-    the same as an amount of work. `processes`: one per `gpu` or one per `node` of a gang. `job_dir`: the job's folder;
-    None: a folder inside the fleet's.
+    GPU. `slice`: a MIG instance instead of `gpus`, such as 2g. `cpus` (cores) and `memory_bytes`: the most that the
+    whole job can use; None: from its profile, else its proportional share. `model`: name of a profile; `profile`: a
+    profile file. `duration_s`: run time alone at the proportional share; `iterations`: the job's work in training
+    iterations. `processes`: one per `gpu` or one per `node` of a gang. `job_dir`: the job's folder; None: a folder
+    inside the fleet's.
     """
 
     name: str

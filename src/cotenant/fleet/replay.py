@@ -141,8 +141,9 @@ def replay(
 
 
 def start_costs_s(record: Record, lease_s: float, heavy: NDArray[np.bool_]) -> Floats:
-    """Cost in seconds of each job's starts: from the deciding round until its processes run (median over all starts),
-    and the GPU time beyond its work per start (median over the `heavy` jobs, which load more, and over the others).
+    """Return for each job the cost of one start, in seconds. It is the sum of two times: from the round that decides
+    the start until the processes run (median over all starts), and the time per start for which the job holds its GPUs
+    in addition to its work (median over the `heavy` jobs, which load more, or over the others).
     """
     timeline, events = Analysis(record).timeline, record.events
     starts = (events.kind == Kind.START) | (events.kind == Kind.RESUME)
@@ -220,8 +221,7 @@ def measure_profiles(
 
 def steadied(measure: Callable[[], float], due_s: float) -> tuple[float, float]:
     """Measure a pretended job: (measured seconds, |measured / due - 1|). A measurement that deviates by more than OFF
-    is repeated, up to TRIES
-    times in all; if all deviate, the median counts.
+    is repeated, up to TRIES times in all; if all deviate, the median counts.
     """
     found: list[float] = []
     for _ in range(TRIES):

@@ -49,9 +49,8 @@ class FleetOptions:
 
     `gpu`: pretend (pretended nodes), real (this machine with whole GPUs), agent (`agents`: folders of agents, one per
     node), or machines (those of the Ray cluster at `address`, with their real GPUs). `cluster`: pretended nodes as a
-    Cluster. `profiles`: profiles to plan with, as a set or a file. `planner`: a planner to use instead of
-    `policy`. `store`: URL of a PostgreSQL
-    database for the jobs, otherwise they are stored in the folder.
+    Cluster. `profiles`: profiles to plan with, as a set or a file. `planner`: a planner to use instead of `policy`.
+    `store`: URL of a PostgreSQL database for the jobs; None: the jobs are stored in the folder.
     """
 
     folder: Path
@@ -224,7 +223,7 @@ class Fleet:
             self.listener = None
 
     def down(self, within_s: float = 30.0) -> None:
-        """Checkpoint and stop all jobs, then the controller; they continue with the next fleet in this folder."""
+        """Checkpoint and stop all jobs, then end the controller. The next fleet in this folder continues the jobs."""
         self.controller.call(lambda: self.controller.drain(within_s))
         self.join()
 

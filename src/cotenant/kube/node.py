@@ -75,7 +75,7 @@ class AgentOrders:
 
 
 class NodePlugin:
-    """Runs until `stop`."""
+    """The device plugin of one node. `run` returns after `stop` was called."""
 
     def __init__(self, settings: NodeSettings, api: KubeApi) -> None:
         self.settings = settings
@@ -112,8 +112,7 @@ class NodePlugin:
                     ready = lambda: None  # noqa: E731 said once
                 if self.state.kick.wait(ROUND_S):
                     self.state.kick.clear()
-                    # the plugin answers the kubelet first, and only some time later does the kubelet list the
-                    # allocation
+                    # the kubelet lists an allocation only some time after the plugin's answer
                     self._stop.wait(AFTER_ALLOCATE_S)
         finally:
             if self._claims is not None:

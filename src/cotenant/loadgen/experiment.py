@@ -70,7 +70,9 @@ class ExperimentFile(Strict):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A validated experiment file. `content` is its services file; `path` is the base of relative paths in it."""
+    """A validated experiment file. `content`: content of its services file. Relative paths in `content` start from the
+    folder of `path`.
+    """
 
     name: str
     raw: ExperimentFile
@@ -136,7 +138,7 @@ def _checked(path: Path, raw: ExperimentFile, factor: float) -> Experiment:
 
 
 def load_services(experiment: Experiment) -> tuple[LoadService, ...]:
-    """Return the services and arrivals that the experiment sends."""
+    """Return the services that get requests in the experiment, with their arrival processes."""
     load, deployment = experiment.raw.load, experiment.deployment
     factor = parse_factor(load.rate)
     made = []

@@ -273,7 +273,7 @@ class GrpcTransport:
         self.loop.finish(index, outcome, reason=why if outcome == FAILED else "")
 
     def broken(self, channel: Channel, error: Exception | None) -> None:
-        """Handle the end of a connection, which fails its calls."""
+        """Handle the end of a connection: all its calls fail."""
         calls, channel.calls = channel.calls, {}
         self._drop(channel)
         for index, _ in calls.values():

@@ -219,8 +219,8 @@ class HttpTransport:
 
     def connect(self) -> tuple[socket.socket, bool]:
         """Return a new non-blocking socket, and whether it is still connecting. The first connections, and those with
-        TLS, are established before return, so that a missing server is noticed before requests are sent. OSError:
-        refused.
+        TLS, are established before return, so that a missing server is noticed before requests are sent. Raises OSError
+        if the server refuses the connection.
         """
         if self.peer is not None and self.context is None:
             made = socket.socket(self.peer[0], socket.SOCK_STREAM)

@@ -100,8 +100,8 @@ def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
 
 
 def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:
-    """Return the seconds per token while all requests decode: the median over requests of the interval between each
-    one's first and last token in that period; if the period is too short, over the whole time of the request.
+    """Return the seconds per token from `begin` to `end`, while all requests decode: the median over requests of the
+    mean interval between a request's tokens in that period (over its whole answer, if it has too few tokens there).
     """
     found = []
     for own in stamps:

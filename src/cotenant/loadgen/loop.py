@@ -129,7 +129,7 @@ class Loop:
         self._epoll.register(fd, events)
 
     def rewatch(self, fd: int, events: int) -> None:
-        """Wait for other events of a file descriptor that the loop watches."""
+        """Replace the set of events for which the loop watches a file descriptor. Does not block."""
         self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:

@@ -17,8 +17,8 @@ from cotenant.workloads.requests.readers import FORMATS
 
 
 def parse_load_arrivals(text: str) -> Arrivals:
-    """Parse an arrival process in the forms of parse_arrivals, and two more for live load: closed (one client, or as
-    many as the service's number), and trace:FILE, whose format is detected from the file.
+    """Parse an arrival process in the forms of parse_arrivals, and two more for live load: closed (for a service
+    NAME=N, N clients that each wait for their answer; one client without N), and trace:FILE, whose format is detected.
     """
     if text == "closed":
         return Arrivals("closed")
@@ -83,8 +83,8 @@ def _parsed(text: str, process: Arrivals) -> LoadService:
 
 
 def _closed(service: LoadService) -> LoadService:
-    """Return the service with the number of its closed-loop clients. `closed` without a number means as many clients as
-    the service's number, or one client.
+    """Return the service with its number of closed-loop clients: that of `closed:N`, else the number that stands in
+    place of the service's rate, else 1.
     """
     if service.arrivals.kind != "closed":
         return service

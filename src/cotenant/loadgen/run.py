@@ -30,7 +30,7 @@ MAX_SENDERS = 64
 @dataclass(frozen=True)
 class LoadTest:
     """Definition of a load test. `timeout_s`: a request without an answer after this time has failed; `connections`:
-    maximum number over HTTP; `batch`: items per request; `deadline`: send each request's SLO to the server.
+    largest number of HTTP connections; `batch`: items per request; `deadline`: send each request's SLO to the server.
     """
 
     target: Target

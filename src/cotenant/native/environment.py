@@ -21,7 +21,7 @@ def tenant_environment(
     socket: Path | str, token: str, driver: Path | str, *, nvml: Path | None = None
 ) -> dict[str, str]:
     """Return the variables that the launcher adds to the environment of a tenant's program: paths and the token. Limits
-    are not among them, because a program could change those.
+    are not among them, because a program can change its own variables.
 
     `driver` and `nvml`: the libraries of the tenant's GPU; without `nvml` the program has no NVML. Libraries that
     LD_PRELOAD already names are loaded after the shim. Raises InputError for a path that LD_PRELOAD cannot name.

@@ -14,7 +14,9 @@ TURN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 GPU_INFO = Metric("cotenant_gpu_info", "gauge", "1 for each GPU of this agent.", ("gpu", "index", "model"))
 GPU_MEMORY = Metric("cotenant_gpu_memory_bytes", "gauge", "Memory of the GPU.", ("gpu",))
 GPU_CHARGED = Metric("cotenant_gpu_memory_charged_bytes", "gauge", "GPU memory charged to all tenants.", ("gpu",))
-GPU_PROMISED = Metric("cotenant_gpu_promised_ratio", "gauge", "Sum of the requests of the GPU's tenants.", ("gpu",))
+GPU_PROMISED = Metric(
+    "cotenant_gpu_promised_ratio", "gauge", "Sum of the GPU time fractions guaranteed to its tenants.", ("gpu",)
+)
 GPU_UNSEEN = Metric(
     "cotenant_gpu_unseen_processes",
     "gauge",
@@ -43,9 +45,11 @@ TURN_WAIT = Metric(
     TURN_BUCKETS_S,
 )
 TENANT_REQUEST = Metric(
-    "cotenant_tenant_request_ratio", "gauge", "GPU time guaranteed to the tenant, its request.", ("tenant",)
+    "cotenant_tenant_request_ratio", "gauge", "Fraction of GPU time guaranteed to the tenant (request).", ("tenant",)
 )
-TENANT_LIMIT = Metric("cotenant_tenant_limit_ratio", "gauge", "Most GPU time of the tenant, its limit.", ("tenant",))
+TENANT_LIMIT = Metric(
+    "cotenant_tenant_limit_ratio", "gauge", "Largest fraction of GPU time of the tenant (limit).", ("tenant",)
+)
 TENANT_SHARE = Metric(
     "cotenant_tenant_share_ratio", "gauge", "Fraction of the GPU's time that the tenant had in the last window.",
     ("tenant", "gpu"),

@@ -33,12 +33,13 @@ MODEL_TPOT = Metric(
 MODEL_TTFT_SLO = Metric("cotenant_model_first_token_slo_seconds", "gauge", "TTFT target of the model.", ("model",))
 MODEL_TPOT_SLO = Metric("cotenant_model_token_slo_seconds", "gauge", "TPOT target of the model.", ("model",))
 MODEL_SWITCHES = Metric(
-    "cotenant_model_switches_total", "counter", "Starts, evictions, returns and stops of the model.", ("model", "kind")
-)
+    "cotenant_model_switches_total", "counter", "Number of starts, evictions, returns and stops of the model.",
+    ("model", "kind"),
+)  # fmt: skip
 MODEL_SWITCH_SECONDS = Metric(
     "cotenant_model_switch_seconds_total",
     "counter",
-    "Time that starts, evictions, returns and stops of the model took.",
+    "Total duration of the model's starts, evictions, returns and stops.",
     ("model", "kind"),
 )
 MODEL_DEATHS = Metric("cotenant_model_program_deaths_total", "counter", "Programs that died unexpectedly.", ("model",))

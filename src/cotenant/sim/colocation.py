@@ -276,8 +276,8 @@ class ColocationEngine:
             self._at(self.now + self.table.launch_ns, self._submit_be, work, self._event(work))
 
     def _look_again(self, work: KernelWork, active: WorkClass) -> None:
-        """Set the time at which the rule for BE launches is evaluated again. The end of a kernel or of LS work has the
-        rule evaluated anyway, so only a rule that depends on time (tidal) needs a set time.
+        """Set the time at which the rule for BE launches is evaluated again. The rule is also evaluated when a kernel
+        or LS work ends, so only a rule that depends on time (tidal) needs a set time.
         """
         if self.scheme.rule is not RuleKind.TIDAL:
             return

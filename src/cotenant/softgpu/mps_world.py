@@ -295,8 +295,8 @@ class World:
             server.status = READY if server.status == FAULT else server.status
 
     def _sms(self, client: Client, limits: Limits) -> int:
-        """Return the number of SMs that a client sees: the percentage of its namespace, whatever the client's own
-        variable says, of its partition.
+        """Return the number of SMs that a client sees: the percentage of the GPU's SMs that its namespace allows, but
+        at most those that its partition may use. The client's own variable for a percentage has no effect.
         """
         whole = self.sms.get(client.visible[0] if client.visible else "", next(iter(self.sms.values())))
         most = math.floor(whole * limits.percent / 100)

@@ -13,7 +13,7 @@ from cotenant.policy.llm_batching import Batcher, Token
 from cotenant.profiles.llm.profile import LlmProfile, Step
 
 SPIN_S = 0.0002  # the end of a step is awaited by spinning for this long, because a sleep may return this much late
-KERNEL_NS = 500_000  # length of the kernels, in ns, of which a step is made on a GPU
+KERNEL_NS = 500_000  # on a GPU, a step consists of kernels of this length in ns
 MOST_BEHIND_S = 0.02  # after a pause of the machine that is longer than this, steps are not shortened to catch up
 
 
@@ -21,14 +21,16 @@ class Device(Protocol):
     """Interface of a device on which an engine's steps run."""
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
-        """Block until a step that began at `began_s` (monotonic clock) has run for `seconds`. Returns its end."""
+        """Block until a step that began at `began_s` (monotonic clock) has run for `seconds`. Returns the time at which
+        the step ended.
+        """
 
 
 class Clock:
     """Runs steps by waiting. The host's own time between two steps counts as part of the next step."""
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:
-        """Wait until the step, which takes `seconds` from `began_s` on, has ended. Returns its end."""
+        """Wait until the step, which takes `seconds` from `began_s` on, has ended. Returns the time of its end."""
         until = max(began_s, time.monotonic() - MOST_BEHIND_S) + seconds
         left = until - time.monotonic()
         if left > SPIN_S:

@@ -35,7 +35,7 @@ class Request:
 
     path: str
     model: str
-    name: str  # a digest of the prompt, which names it in the answer's tokens
+    name: str  # a digest of the prompt, which each token of the answer contains
     prompt_tokens: int
     output_tokens: int
     finish: str

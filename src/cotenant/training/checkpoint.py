@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 
 
 class FencedError(WorkError):
-    """Raised by a start of a job after a later start has written into the folder."""
+    """Raised in a process of an earlier start of a job if a later start has already written into the folder."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class CheckpointStore:
     def save(self, step: int, state: dict[str, Any], together: Callable[[bool], bool] = lambda well: well) -> int:
         """Write `state` as the checkpoint of `step`; returns the bytes that this rank wrote.
 
-        `together(well)` must return after every rank has called it: whether all ranks passed True. The step of the last
-        checkpoint may be written again, since its state is equal. Raises WorkError if a rank could not write, and
-        FencedError if the job was started again meanwhile.
+        `together(well)` must wait until every rank has called it, and return whether all ranks passed True. The step of
+        the last checkpoint may be written again, since its state is equal. Raises WorkError if a rank could not write,
+        and FencedError if the job was started again meanwhile.
         """
         written, trouble = 0, None
         try:

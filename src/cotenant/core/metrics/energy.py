@@ -26,7 +26,8 @@ def energy(record: Record, timeline: Timeline) -> Energy:
     """Return the energy of a run's GPUs in joules; NaN if the watts of a GPU are unknown, or if GPU models are mixed
     and the record has no placements.
 
-    A job on n GPUs of a model draws n x (idle + (max - idle) x activity), with the activity of the job's model.
+    A job on n GPUs draws n x (idle + (max - idle) x activity). `idle` and `max` are watts of the GPU model, `activity`
+    belongs to the model that the job trains (core/power.py has both tables).
     """
     n = record.jobs.height
     unknown = Energy(np.full(n, np.nan), float("nan"))
@@ -52,7 +53,9 @@ def energy(record: Record, timeline: Timeline) -> Energy:
 
 
 def _held_by_model(record: Record, timeline: Timeline, models: int) -> list[Floats] | None:
-    """Return the number of GPUs of each model that the job of each event holds after it."""
+    """Return one array for each GPU model: the number of GPUs of that model that an event's job holds after the event.
+    None if GPU models are mixed and the record has no placements.
+    """
     if models == 1:
         return [timeline.held("gpu")]
     where, node_models = record.placements, record.info.cluster.get("node_models")

@@ -79,10 +79,10 @@ def _first_share(record: Record, timeline: Timeline) -> Floats:
 
 
 def _contention(record: Record, timeline: Timeline, finish_s: Floats) -> Floats:
-    """Return gpus x N / G for each job: the job's GPUs relative to an equal share among N unfinished jobs.
+    """Return for each job its number of GPUs relative to an equal share of the cluster's G GPUs among N jobs:
+    gpus x N / G.
 
-    N is the mean number of unfinished jobs, including this one, from its arrival to its finish; G the number of GPUs of
-    the cluster.
+    N is the mean number of unfinished jobs, including this one, from its arrival to its finish.
     """
     arrival = record.job("arrival_s")
     over = record.events.kind

@@ -80,7 +80,7 @@ class TokenTimes:
         return found
 
     def total(self, targets: Sequence[Target], duration_s: float) -> dict[str, Any]:
-        """Return the figures of `summary` over all models together."""
+        """Return the figures of `rows` over the requests of all models together."""
         return self._row(np.ones(len(self.model), bool), self.kept(targets), duration_s)
 
     def _row(self, mine: np.ndarray, kept: np.ndarray, duration_s: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A record is a folder:
 
     run.json         the run (RunInfo): policy, cluster, trace, seed, options, schema version; no wall times
     jobs.parquet     one row per job, row i is job index i of the events
-    events.parquet   what happened to jobs, in time order; equal times in the order decided
+    events.parquet   what happened to jobs, in time order; events of the same time in the order of the decisions
     rounds.parquet   one row per decision: what the cluster looked like after it
 
 Times are seconds from the start of the trace.

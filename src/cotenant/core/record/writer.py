@@ -93,8 +93,8 @@ class RecordWriter:
         """Append n events; arrays of length n, units as in schema.EVENTS. They are copied: buffers may be reused.
 
         With placements, event i holds node_ids[node_offset[i]:node_offset[i+1]] and as many node_gpus; node_offset has
-        length n + 1 and may start anywhere. Without info.placements leave the three out. Times must not decrease,
-        within the chunk and from earlier chunks (ValueError).
+        length n + 1 and may start anywhere. If info.placements is False, leave these three arrays out. Times must not
+        decrease, within the chunk and from earlier chunks (ValueError).
         """
         given = {
             "time_s": time_s, "job": job, "kind": kind, "reason": reason,

@@ -229,8 +229,8 @@ def _processes(job: Job, target: Assignment) -> int:
 def _rank_environment(
     rank: int, local: int, world: int, here: int, node: int, target: Assignment, address: str, port: int
 ) -> dict[str, str]:
-    """Environment of a rank, with the variables that torchrun sets. A job of one process gets only its rank's
-    number. The batch is there if a policy chose one."""
+    """Environment of a rank: the variables that torchrun sets, without those for a rendezvous if the job has one
+    process, and the batch size if a policy chose one."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(here)}
     if target.batch:
         own[BATCH_ENV] = str(target.batch)

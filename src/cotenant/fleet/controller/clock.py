@@ -15,7 +15,9 @@ Monotonic = Callable[[], int]
 
 
 def _boot() -> str:
-    """Identifies the current boot and time namespace. Monotonic clocks are comparable only within one."""
+    """Identifies the current boot and time namespace. Times of the monotonic clock are comparable only if both are the
+    same.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/time")
     except OSError:
@@ -24,8 +26,7 @@ def _boot() -> str:
 
 class FleetClock:
     """The fleet's clock. Until `begin()`, `now_s()` returns the last recorded value. After a reboot or on another
-    machine it
-    continues from the last recorded time.
+    machine the clock continues from the last recorded time.
     """
 
     def __init__(self, store: Store, monotonic_ns: Monotonic = time.monotonic_ns, boot: str | None = None) -> None:

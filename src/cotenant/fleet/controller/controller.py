@@ -128,7 +128,7 @@ class Controller:
     # -- orders of users (in the controller's thread) --------------------------------------------------------------
 
     def submit(self, specs: list[JobSpec], arrivals_s: list[float] | None = None) -> list[str]:
-        """Queue jobs; returns their ids when they are durable. `arrivals_s`: fleet times, None: now."""
+        """Queue jobs, store them durably, and return their ids. `arrivals_s`: fleet times, None: now."""
         if len(self.table.jobs) + len(specs) > MOST_QUEUED:
             raise WorkError(f"the queue is full: it holds {len(self.table.jobs):,} jobs")
         if self._draining_until is not None:
@@ -203,8 +203,8 @@ class Controller:
             self.close()
 
     def close(self) -> None:
-        """Release all resources of the controller; jobs continue. A controller that takes over keeps the connections to
-        nodes.
+        """Release all resources of the controller; jobs continue. If another controller has taken over, the executor's
+        processes on nodes keep running for that controller; otherwise they are ended.
         """
         self._inbox.close()
         try:

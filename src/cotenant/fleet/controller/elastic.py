@@ -1,8 +1,8 @@
 """Elastic policies for the fleet: a running job gets more, fewer or other GPUs, through its checkpoint and a restart.
 
-The decisions are those of the simulator, by the same policy objects (policy.elastic). This planner makes their view of
-the fleet and turns configurations into GPUs. The policy's own counts (time run by GPU model, the most GPUs that a job
-ever had) are lost when the controller ends.
+The decisions are those of the simulator, by the same policy objects (policy.elastic). This planner gives a policy its
+view of the fleet, and chooses the GPUs for the configurations (GPU model and number of GPUs) that the policy returns.
+The policy's own counts (time run by GPU model, the most GPUs that a job ever had) are lost when the controller ends.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class ElasticBook:
 
 
 class ElasticPlanner:
-    """The elastic policy of a name as a planner. `profiles`: a set or file of elastic profiles for jobs that state
-    their model alone (default: the policy's); `default`: the profile of models that it does not have."""
+    """A planner that uses the elastic policy named `policy`. `profiles`: a set or file of elastic profiles for jobs
+    that state their model alone (default: the policy's); `default`: the profile for models that `profiles` lacks."""
 
     def __init__(self, policy: str, profiles: str | None = None, default: str | None = None) -> None:
         self.name, self.entry = policy, find_elastic(policy)
@@ -280,7 +280,7 @@ class ElasticPlanner:
 
 
 def _now(phases: np.ndarray | None, job: Job) -> float:
-    """The value for the present training phase of a job; 0 without values."""
+    """The entry of `phases` for the present training phase of a job; 0 if `phases` is None."""
     return 0.0 if phases is None else float(phases[min(int(job.done * len(phases)), len(phases) - 1)])
 
 

@@ -22,7 +22,7 @@ class Inbox:
 
     def call(self, work: Callable[[], T], timeout_s: float) -> T:
         """Have the controller's thread execute `work`, and return the result. Raises WorkError if the controller has
-        ended or did not begin in time; then `work` is never executed.
+        ended or has not begun `work` after `timeout_s`; then `work` is never executed.
         """
         future: Future[T] = Future()
         self._orders.put((work, future))

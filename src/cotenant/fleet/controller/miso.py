@@ -34,8 +34,8 @@ class MisoPlanner:
     """A planner that partitions GPUs; a job has one slice of one GPU, a gang has whole GPUs.
 
     `rules`: those of the simulator, policy miso. `mechanism`: how slices are made: mig, mps or time. `measure_s`:
-    seconds of steady steps at each of the three levels. `restart_s`: time that a move costs a job; a move must gain
-    more than that.
+    seconds of steady steps at each of the three MPS percentages. `restart_s`: time that a move costs a job; a move must
+    gain more than that.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class MisoPlanner:
 
 
 def _attempts(gpu: MisoGpu, jobs: dict[str, Job]) -> dict[str, int]:
-    """Return the number of each job's present start; -1 if the job does not run."""
+    """Return the number of each job's present attempt (run of its processes); -1 if the job does not run."""
     found = {}
     for name in gpu.jobs:
         attempt = jobs[name].attempt
@@ -343,7 +343,8 @@ def _placement(text: str | None) -> Placement | None:
 
 
 def _allowed(geo: Geometry, spec: JobSpec) -> np.ndarray:
-    """Kinds with at least the compute and memory of the smallest slice that the job accepts."""
+    """For each kind of slice, whether it has at least the compute and memory of the smallest one that the job accepts.
+    """
     if spec.slice is None:
         return np.ones(len(geo.kinds), dtype=bool)
     least = geo.profiles[kind_of(geo, spec.slice)]

@@ -64,9 +64,9 @@ class Steps:
 
 @dataclass
 class Measurement:
-    """A measurement of a GPU's jobs under MPS, in progress. It goes through the active-thread percentages of LEVELS, of
-    which `level` is the current index. `seen`: job -> its steps at this percentage; `found`: for each previous one, job
-    -> seconds per step.
+    """A measurement of a GPU's jobs under MPS, in progress. It goes through the active-thread percentages of LEVELS;
+    `level` is the index of the present one. `seen`: job -> its steps at the present percentage; `found`: for each
+    earlier percentage, job -> seconds per step.
     """
 
     began_s: float
@@ -78,7 +78,7 @@ class Measurement:
 @dataclass
 class MisoGpu:
     """State of one GPU. `place`: slice of each job; None: the job has the whole GPU, or no slice yet. `attempts`:
-    number of each job's start when it was last ordered to restart with another share.
+    job -> number of its attempt (run of its processes) at the time of the last order to restart with another share.
     """
 
     geo: Geometry
@@ -94,7 +94,7 @@ class MisoGpu:
 
     def begin(self, job: str | None, attempts: Mapping[str, int], now_s: float) -> None:
         """Start to measure all jobs of the GPU, to which `job` is added. `attempts`: number of each job's present
-        start; -1 if the job does not run."""
+        attempt; -1 if the job does not run."""
         if job is not None:
             self.place[job] = None
         for name in self.place:
@@ -113,8 +113,8 @@ class MisoGpu:
             self.measurement.seen[job].see(attempt, step, at_s)
 
     def stays(self, job: str, attempt: int) -> None:
-        """Use a job's present start for the measurement. The job already runs at this percentage, after an aborted
-        measurement, so it is not restarted.
+        """Measure a job in its present attempt. The job already runs at this percentage, after an aborted measurement,
+        so it is not restarted.
         """
         if self.measurement is not None and job in self.measurement.seen:
             steps = self.measurement.seen[job]
@@ -131,9 +131,9 @@ class MisoGpu:
                 self.measurement = None  # only one job is left, so it has the GPU for itself and nothing is measured
 
     def advance(self, attempts: Mapping[str, int], now_s: float, predict: Predict) -> dict[str, np.ndarray] | None:
-        """Continue the measurement; once it is complete, returns the predicted speeds by kind of every job. A job
-        without steps within `patience_s` of a level counts as slow as the slowest other job, so that the other jobs
-        need not wait for it.
+        """Continue the measurement; once it is complete, returns the predicted speeds of every job on each kind of
+        slice. A job without steps within `patience_s` at a percentage counts as slow as the slowest other job, so that
+        the other jobs need not wait for it.
         """
         m = self.measurement
         if m is None:

@@ -41,7 +41,7 @@ def record_of(folder: Path, out: Path | None = None, profiles: ProfileBook | Non
 
 
 def error_of(folder: Path, job: str) -> str:
-    """What ended a job's last start, in the words of `cotenant queue`; empty if nothing went wrong."""
+    """What ended a job's last attempt, in the words of `cotenant queue`; empty if nothing went wrong."""
     store = Store(folder, read_only=True)
     try:
         found = store.rows("SELECT exit FROM jobs WHERE id=?", (job,))
@@ -88,7 +88,7 @@ def _undivided(node: NodeSpec) -> NodeSpec:
 
 
 def _events(store: Store, writer: RecordWriter, index: dict[str, int]) -> None:
-    """Return all events of the fleet's jobs in order of time; equal times in the order in which they were recorded."""
+    """Write all events of the fleet's jobs to the record in order of time; events of one time keep their order."""
     rows = store.rows(
         "SELECT time_s, job, kind, reason, cpu_milli, memory_mb, speed, places FROM events ORDER BY time_s, number"
     )

@@ -245,7 +245,7 @@ class ReportIngest:
 
 
 def _why_stopped(job: Job, exit_: dict[str, Any], code: int) -> Reason:
-    """Why a job that was asked to stop lost its GPUs, or that it lost its work with them."""
+    """Return why a job that was asked to stop lost its GPUs; KILLED or UNSAVED if it also lost work."""
     if exit_.get("killed"):
         return Reason.KILLED
     reason = Reason(job.target_reason)

@@ -1,4 +1,4 @@
-"""The actor of a node of a Ray cluster: one node's jobs behind Ray. Stateless: a later actor finds the folder."""
+"""The Ray actor that manages one node's jobs. All state is in the node's folder, where a later actor finds the jobs."""
 
 from __future__ import annotations
 

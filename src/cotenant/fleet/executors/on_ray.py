@@ -220,7 +220,7 @@ class RayExecutor(Executor):
         return {f"{address}-{home[:6]}": (home, None) for home, address in alive.items()}
 
     def _pretended(self, pretend: Sequence[NodeSpec], alive: list[str]) -> dict[str, tuple[str, NodeSpec | None]]:
-        """Distribute pretended nodes evenly over the machines; assigned ones stay."""
+        """Distribute pretended nodes evenly over the machines. Nodes that have a machine stay on it."""
         found: dict[str, tuple[str, NodeSpec | None]] = {}
         for i, spec in enumerate(pretend):
             known = self._assigned.get(spec.name)
@@ -244,7 +244,7 @@ class RayExecutor(Executor):
         self._coming[name] = Coming(made, home, time.monotonic())
 
     def _arrive(self) -> None:
-        """Make each actor that has started, with its node, a member of the executor."""
+        """Make the node of each actor that has started a member of the executor."""
         assert self._cluster is not None
         for name, one in list(self._coming.items()):
             if not one.step.done():

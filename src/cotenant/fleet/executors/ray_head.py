@@ -151,7 +151,7 @@ def _signal(key: ProcessKey, number: int) -> None:
 
 def watch(folder: Path, command: list[str]) -> int:
     """Run the head node, and end it if no controller has held the folder for UNUSED_S, so that a killed controller
-    leaves no cluster behind. Jobs do not need it.
+    leaves no cluster behind. Running jobs do not need the head node.
     """
     child = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())

@@ -1,6 +1,5 @@
 """The folder of one attempt on one node, with a memory-mapped file, the page, by which the node runtime and the runner
-communicate. Standard
-library only.
+communicate. Standard library only.
 
 The page is a file of fixed size whose blocks are allocated when it is created, so that a disk that fills up later
 cannot hide an exit. Each field has one writer; aligned fields of eight bytes are written atomically.

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 FENCE_FILE = "fence.json"
-# a runner takes its lock within this time after its start; later, a page without a lock means that it is dead
+# a runner locks its attempt's page within this time after its start; later, a page without a lock means that its runner
+# is dead
 RUNNER_PATIENCE_NS = 10_000_000_000
 LOG_CHUNK = 1 << 18
 
@@ -382,7 +383,7 @@ def _wake(attempt: _Attempt) -> None:
 
 
 def _write_lease(folder: Path, rank: int, lease: Lease) -> None:
-    """Write a file. On a full disk, overwrite the old file in place, since its block is allocated."""
+    """Write a rank's lease file. On a full disk, overwrite the old file in place, since its block is allocated."""
     try:
         write_lease(folder, rank, lease)
     except OSError:

@@ -63,7 +63,8 @@ class Runner:
         if not self.page.lock(wait=True) or self.page.get("phase") == ENDED:
             return  # the node has already counted this attempt as lost
         if os.fork():
-            os._exit(0)  # the actor that started this process ends its children, but not its child, which has the lock
+            # the actor that started this process may end it, but not the forked child, which continues with the lock
+            os._exit(0)
         self.page.set("runner_pid", os.getpid())
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -18,8 +18,8 @@ class Database(Protocol):
     """One connection. Statements are in SQLite's dialect with `?` for values. Failures raise StoreError and are rolled
     back.
 
-    `name`: for error messages. `shared`: controllers on other machines may take it over, so a lease may be extended
-    only after a write of this controller succeeded.
+    `name`: for error messages. `shared`: whether controllers on other machines may take over the fleet; if so, leases
+    may be extended only after a write of this controller succeeded.
     """
 
     name: str

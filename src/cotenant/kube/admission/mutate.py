@@ -17,7 +17,8 @@ from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
-# NVIDIA's hook also reads these, and what it does with both forms is not documented
+# names that NVIDIA's hook reads: both variables, also with a final S; which spelling counts if a container has both is
+# not documented
 HOOK_VARIABLES = (*MEMORY_VARIABLES, *(f"{name}S" for name in MEMORY_VARIABLES))
 # If a pod sets LD_PRELOAD by reference (valueFrom), its value is kept in this variable.
 USER_PRELOAD = "COTENANT_USER_PRELOAD"
@@ -31,8 +32,9 @@ class Injection:
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
     mounts: bool = True
-    runtime_class: str | None = None  # the runtime class that is set for pods without one; None: pods are left without
-    # the nodes have NVIDIA's hook, which sets the driver's memory limits by two variables of the container
+    # the runtime class that is set for pods without one; None: their runtime class is not changed
+    runtime_class: str | None = None
+    # whether the nodes have NVIDIA's hook, which sets the driver's memory limits by two variables of the container
     memory_hook: bool = False
 
 
@@ -96,7 +98,7 @@ def mutate(pod: Pod, injection: Injection | None = None, namespace: str | None =
 
 
 def change(pod: Pod, injection: Injection | None = None) -> dict[str, Any]:
-    """The pod with all changes made so far."""
+    """Return the pod as the patch of `mutate` changes it."""
     return _changed(pod, injection or Injection(), None).pod
 
 

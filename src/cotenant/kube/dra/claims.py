@@ -44,8 +44,8 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
     """Return claim templates for every requesting container of a pod, and the pod, which requests claims instead of
     units.
 
-    The share is also written into the pod's annotations, where limits are read for any pod. Raises InputError if
-    containers request different shares by resources, which annotations cannot express.
+    The share is also written into the pod's annotations, from which the limits of every pod are read. Raises InputError
+    if containers request different shares by resources, which annotations cannot express.
     """
     changed: Thing = copy.deepcopy(dict(pod))
     shares = shares_of(pod)
@@ -81,7 +81,7 @@ def _template_name(name: str) -> str:
 
 
 def _terms(shares: list[ContainerShare]) -> dict[str, str]:
-    """Annotations that request the same shares."""
+    """Return the pod's annotations that request the share that all entries of `shares` have."""
     first = shares[0]
     found = {
         names.REQUEST: percent(first.request),

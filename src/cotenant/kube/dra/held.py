@@ -57,8 +57,8 @@ class NodeClaims:
         return found
 
     def _claim_of(self, pod: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """Return a pod's claim. A known claim is used as long as it is reserved for that pod, since until then its
-        allocation does not change. A claim that was deleted and created again under the same name is another claim.
+        """Return a pod's claim. A known claim is used as long as it is reserved for that pod, since its allocation
+        cannot change meanwhile. A claim that was deleted and created again under the same name is another claim.
         """
         namespace = pod["metadata"]["namespace"]
         known = self._known.get((namespace, name))

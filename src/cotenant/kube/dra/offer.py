@@ -3,7 +3,7 @@
 With consumable capacity (KEP-5075, alpha in Kubernetes 1.34, on by default from 1.36) several claims are allocated on
 one device and each consumes part of its `share` and `memory`, so the scheduler itself keeps a share on one GPU. With
 shared counters (KEP-4815, on by default from 1.36) the devices of one GPU exclude each other: its shares, the whole GPU
-and its MIG instances consume the same compute slices. A device that allows several allocations consumes them once.
+and its MIG instances consume the same compute slices. A device with several allocations consumes its slices only once.
 Fields are those of the public API group resource.k8s.io.
 """
 
@@ -70,8 +70,8 @@ def devices(gpus: Iterable[NodeGpu], pieces: Iterable[MigSlice], kubernetes: Ver
 
 
 def kept(before: Iterable[Thing], now: Iterable[Thing], held: Iterable[str]) -> list[Thing]:
-    """Devices that claims still hold although they cannot be used now, such as a GPU that was divided since. They are
-    offered so that no device class matches them and what they consume stays allocated.
+    """Devices that claims still hold although they cannot be used now, such as a GPU that was divided since. Their type
+    is set to `gone`, which no device class selects; they stay listed, so that what they consume stays allocated.
     """
     gone = set(held) - {device["name"] for device in now}
     return [

@@ -107,7 +107,7 @@ class NodeSlices:
         return True
 
     def _existing(self, path: str, least: int) -> dict[int, dict[str, Any]]:
-        """The existing slices of this node, by number; a killed driver may have skipped the first."""
+        """The existing slices of this node, by number; the first ones may be missing, if a driver was killed."""
         found: dict[int, dict[str, Any]] = {}
         for number in itertools.count():
             one = self._api.find(f"{path}/{offer.slice_name(self._node, number)}")

@@ -17,8 +17,8 @@ from cotenant.kube.metrics import PluginMetrics
 
 TOGETHER_S = 2.0  # the kubelet asks for a container's other resource within this time
 LISTED_WITHIN_S = 5.0  # PodResources lists an allocation after this time at the latest
-# The kubelet learns of another GPU's units by one message per resource, and a pod that it admits between the two fails.
-# So the GPU changes only when no allocation was made for this long.
+# If the plugin begins to advertise another GPU, the kubelet gets one message per resource, and a pod that the kubelet
+# admits between the two messages fails. So the advertised GPU changes only when no allocation was made for this long.
 SETTLED_S = 1.0
 OTHER = {names.SHARE_RESOURCE: names.MEMORY_RESOURCE, names.MEMORY_RESOURCE: names.SHARE_RESOURCE}
 
@@ -109,8 +109,8 @@ class PluginState:
         return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
 
     def _needs(self, resource: str, size: int) -> set[int]:
-        """Return how many units of the other resource (share or memory) those waiting containers take that take `size`
-        units of this resource.
+        """Return the numbers of units of the other resource (share or memory) that waiting containers with `size` units
+        of this resource take.
         """
         mine = int(resource == names.MEMORY_RESOURCE)
         for fresh in (False, True):

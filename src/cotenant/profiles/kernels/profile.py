@@ -117,8 +117,9 @@ def read_kernels(path: Path) -> list[KernelWork]:
 
 
 def _cycle(kernels: Sequence[KernelWork], counts: Sequence[int]) -> list[KernelWork]:
-    """Return the kernels of one cycle of a program whose launch counts are known but whose order is not. They are
-    evenly mixed, each as often as its count is a multiple of the smallest count, at most MOST_IN_CYCLE in total.
+    """Return the kernels of one cycle of a program whose launch counts are known but whose order is not. The number of
+    a kernel's launches is its count divided by the smallest count, reduced in proportion if all launches together are
+    more than MOST_IN_CYCLE. The launches are evenly mixed.
     """
     per_cycle = [count / max(1, min(counts)) for count in counts]
     scale = min(1.0, MOST_IN_CYCLE / sum(per_cycle))

@@ -1,13 +1,13 @@
 """Language models on parts of a GPU, as services that the packing planners can place.
 
-An engine repeats steps. With b requests in its cache each step decodes a token of every one, and since a request stays
-for D decodes, it prefills b / D prompts in the mean:
+An engine repeats steps. With b requests in its cache each step decodes a token of every request. Since a request stays
+for D decodes, each step also prefills b / D prompts in the mean:
 
     step_ms(b) = decodes of b requests + b / D prefills
 
-So an engine with b requests gives b tokens in each step, as a batch of b gives b answers, and the planners need to know
-nothing else: a service's rate is in decoded tokens per second, and its longest cycle is the time that TPOT allows, or
-what TTFT leaves for one step before the prompt and each of the steps that compute it.
+For the planners, such an engine is a service whose batch of b gives b answers: a step is a batch, and a token is an
+answer. The service's rate is in decoded tokens per second. Its longest cycle is the longest step that keeps TPOT and
+TTFT; a prompt waits for the end of one step, and then takes one step or more.
 
 Times on a part of a GPU are measured there (row `MODEL@PARTITION` of a profile), or estimated from those of the whole
 GPU: work limited by arithmetic takes longer by the part of the SMs, work limited by memory by the part of the

@@ -1,14 +1,13 @@
 """Model of the duration of an engine's iteration: prefill by tokens, decode by batch and context. Pure.
 
-An engine with iteration-level batching runs steps. A step computes prompt tokens of some requests and one token each of
-others:
+An engine with iteration-level batching runs steps. A step computes T new prompt tokens of some requests, whose
+attention goes over A pairs of a new and an earlier token. In the same step, B other requests decode one token each, and
+read C tokens of context:
 
     step_s = base + per_token T + per_pair A + per_sequence B + per_context C
 
-T new prompt tokens; A pairs of them with earlier tokens, over which their attention is computed; B requests that
-decode; C tokens of context that these read. `base` is that of the prefill or of the decode, the larger one if a step
-has both: the weights are read once. The form is that of a roofline: products with the weights grow with T, attention
-with A, and a decode reads weights and cache.
+`base` is that of the prefill or of the decode, the larger one if a step has both: the weights are read once. The form
+is that of a roofline: products with the weights grow with T, attention with A, and a decode reads weights and cache.
 """
 
 from __future__ import annotations

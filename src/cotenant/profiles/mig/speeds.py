@@ -29,7 +29,7 @@ def transfer_speeds(speeds: np.ndarray, source: Geometry, target: Geometry) -> n
     """Return jobs' speeds relative to the whole GPU on `target`'s kinds, from those on `source`'s.
 
     speeds: (jobs, kinds of source), 0 out of memory. A job's speed is taken as a piecewise-linear function of the
-    fraction of SMs through its measured slices and the origin; where the model has none above, the whole GPU is 1. A
+    fraction of SMs, through the origin and its measured slices, and constant above the largest measured slice. A
     slice of the target fits when it has at least the memory of the smallest slice that fitted on the source.
     """
     x_all, x_new = compute_fraction(source), compute_fraction(target)

@@ -42,9 +42,9 @@ class Fit:
 
 
 def fit_interference(pairs: Sequence[Pair]) -> Fit:
-    """Fit the interference model by least squares of slowdown = max(1, linear). Pairs measured at 1 for which the model
-    also gives at most 1 carry no further information, so they are left out, and the fit is repeated until that set no
-    longer changes.
+    """Fit the interference model by least squares of slowdown = max(1, linear). A pair whose measured slowdown is 1 and
+    whose fitted one is at most 1 carries no further information. Such pairs are left out and the fit is repeated, until
+    the set of these pairs no longer changes.
     """
     if len(pairs) < LEAST:
         raise InputError(f"{len(pairs)} pairs do not fix five coefficients; measure at least {LEAST}")

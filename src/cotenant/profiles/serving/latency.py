@@ -1,16 +1,16 @@
 """Cost of a model's batch on a partition of a GPU: latency, interference between neighbours, memory.
 
-Effective latency of a batch of b requests on a partition p beside neighbours:
+L(b, p) is the profiled latency of a batch of b requests on a partition p, linear between the profiled batches. Beside
+neighbours with partitions p', the batch takes longer by the factor alpha:
 
     effective = (L(b, p) * alpha + overhead(b)) * margin
     alpha     = max(1, c0 + p * (c1 * l2_self + c3 * dram_self) + sum over neighbours of p' * (c2 * l2' + c4 * dram'))
 
-p and p' are parts of the GPU, or of the MIG instance that holds both: instances do not slow each other down.
-
-L comes from the profile, linear between the profiled batches of the same partition. `l2` and `dram` are the
-utilisations of cache and device memory that the model reaches alone on the whole GPU; a neighbour counts with its worst
-model. Linear interference model: Choi et al., "Serving Heterogeneous Machine Learning Models on Multi-GPU Servers with
-Spatio-Temporal Sharing", USENIX ATC 2022. The terms of several neighbours are added.
+In alpha, p and p' stand for fractions of the GPU, or of the MIG instance that holds both: instances do not slow each
+other down. `l2` and `dram` are the utilisations of cache and device memory that the model reaches alone on the whole
+GPU; a neighbour with several models counts with its worst one. Linear interference model: Choi et al., "Serving
+Heterogeneous Machine Learning Models on Multi-GPU Servers with Spatio-Temporal Sharing", USENIX ATC 2022. The terms of
+several neighbours are added.
 """
 
 from __future__ import annotations

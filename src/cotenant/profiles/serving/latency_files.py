@@ -1,10 +1,9 @@
 """Serving profiles as files: Cotenant's own JSON format, and folders in the layout of the public gpulet data.
 
 Cotenant's format is one JSON object: gpu, source, memory_mb, usable, per_gpulet_mb, max_gpulets, margin, partitions
-(label to
-fraction; to {"fraction", "slots"} for a MIG instance; to {"of", "fraction"} or {"of", "processes"} for a part of
-another partition), interference (the five coefficients, or absent), aliases, and models: name to memory_mb, latency_ms
-{label: {batch: ms}}, overhead_ms {batch: ms}, l2 and dram {batch: 0..1}. MB is 10^6 bytes.
+(a map from label to fraction; to {"fraction", "slots"} for a MIG instance; to {"of", "fraction"} or {"of", "processes"}
+for a part of another partition), interference (the five coefficients, or absent), aliases, and models (a map from name
+to memory_mb, latency_ms {label: {batch: ms}}, overhead_ms {batch: ms}, l2 and dram {batch: 0..1}). MB is 10^6 bytes.
 """
 
 from __future__ import annotations

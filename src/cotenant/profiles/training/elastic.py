@@ -30,7 +30,7 @@ BATCHES = 50  # number of total batch sizes that are tried, in geometric steps f
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds per training step, and the part of them for which a GPU waits for the gradients of others, at `batch`
+    """Seconds per training step, and the part of them for which a GPU waits for the gradients of other GPUs, at `batch`
     examples per GPU (ascending).
     """
 
@@ -42,9 +42,9 @@ class StepTimes:
 @dataclass(frozen=True)
 class ElasticModel:
     """The elastic profile of one model. `rate[gpu][count]`: work per second by phase of the training (an array; one
-    phase if speed does not depend on progress); `batch[gpu][count]`: examples per step at that rate, by phase, where
-    they are chosen; `apart[gpu][count]`: factor on the rate when the gang spans more nodes than necessary; `work`: work
-    of a whole training, NaN if the trace has it; `restart_s`: time of a restart, NaN: unknown.
+    phase if speed does not depend on progress); `batch[gpu][count]`: examples per step at that rate, by phase (empty if
+    the job keeps its own batch); `apart[gpu][count]`: factor on the rate when the gang spans more nodes than necessary;
+    `work`: work of a whole training, NaN if the trace states it; `restart_s`: time of a restart, NaN: unknown.
     """
 
     name: str
@@ -78,8 +78,8 @@ class ElasticProfiles:
 
 
 def efficiency(batch: Floats, first_batch: float, noise: float) -> Floats:
-    """Return the training progress per example at a batch size relative to that at `first_batch`: (noise + first) /
-    (noise + batch), after Pollux (OSDI'21, equation 7); `noise`: gradient noise scale in examples.
+    """Return the training progress per example at a batch size relative to that at `first_batch`. With the gradient
+    noise scale `noise` in examples it is (noise + first_batch) / (noise + batch), after Pollux (OSDI'21, equation 7).
     """
     return np.asarray((noise + first_batch) / (noise + batch))
 

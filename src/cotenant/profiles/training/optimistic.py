@@ -38,8 +38,7 @@ def sweep(measure: Callable[[int], float], least: int, most: int, stride: int, r
 
     The ends of the range are measured first; then, as long as runs are left, the middle of the interval over which the
     speed changes most, unless the change is below CLOSE or known to be linear. `measure(cpus)`: seconds per step.
-    `stride`: cores are multiples of it
-    above `least` (one per GPU).
+    `stride`: each number of cores between the ends is `least` plus a multiple of `stride` (one core per GPU).
     """
     found = {most: measure(most)}
     if least < most:

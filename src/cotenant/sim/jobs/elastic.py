@@ -225,8 +225,8 @@ class Chooser:
         )
 
     def _present_hosts(self, world: World, rows: NDArray[Any], held: Ints) -> Ints:
-        """Return for each job that is the second one on a GPU the first one, as a row of `rows`; NONE for other jobs,
-        and if the first one has ended or waits.
+        """Return an index into `rows` for each job: of its host, the first job on the GPU that the job shares as the
+        second one. NONE for a job without a host, and if the host has ended or waits.
         """
         hosts = self.host[rows]
         at = np.minimum(np.searchsorted(rows, hosts), len(rows) - 1)

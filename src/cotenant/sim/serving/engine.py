@@ -245,8 +245,8 @@ def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
 def _interference(
     plan: ServingPlan, profiles: Mapping[str, ServingProfile], desk: Desk
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tables of interference between neighbours on a GPU: (mates (L, J), cost (seats, B+1), scale (seats,
-    2): alpha0 and margin).
+    """Return the tables of interference between neighbours on a GPU. mates[i]: indices of the other gpulets that slow
+    gpulet i down, filled up with -1; cost[k, n]: kernel.COST of a batch of n at seat k; scale[k]: alpha0 and margin.
     """
     lets = plan.gpulets
     by_gpu: dict[int, list[int]] = {}

@@ -21,7 +21,7 @@ from cotenant.workloads.requests.arrivals import Arrivals
 
 GROWTH = 1.12
 ROUNDS = 24
-REQUESTS = 4000  # the service with the lowest rate gets this many requests; if 1 % of them are late, these are 40
+REQUESTS = 4000  # the service with the lowest rate gets this many requests, so 1 % of late requests are 40 requests
 SHORTEST_S, LONGEST_S = 30.0, 600.0
 
 

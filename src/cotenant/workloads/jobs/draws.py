@@ -167,7 +167,7 @@ def _cv(text: str, rest: str) -> float:
 
 def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
     """Return the phases of hyperexponential gaps between arrivals: shares (sum 1), means (scaled so that the mean gap
-    is 1) and mean runs.
+    is 1) and mean lengths of runs.
     """
     try:
         phases = np.array([([float(x) for x in part.split(",")] + [1.0])[:3] for part in rest.split(";")])

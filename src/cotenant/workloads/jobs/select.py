@@ -136,8 +136,8 @@ def _filter(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
 
 
 def _rearrange(trace: Trace, options: TraceOptions) -> None:
-    """Shift the jobs' arrivals so that the start of the time window is 0, then replace or scale them. Deadlines move
-    with their arrivals.
+    """Shift the jobs' arrivals so that the start of the time window is 0, then replace or scale them. A job's deadline
+    moves with its arrival.
     """
     jobs = trace.jobs
     before = jobs.arrival_s

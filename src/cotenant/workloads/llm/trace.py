@@ -16,8 +16,8 @@ MAX_REQUESTS = 50_000_000
 
 @dataclass(frozen=True)
 class TokenOptions:
-    """Options for reading a token trace: the time span to read: `duration_s` seconds from `start_s` on. `seed`: for
-    formats with random requests.
+    """Options for reading a token trace. Only requests of the `duration_s` seconds from `start_s` on are read. `seed`:
+    for formats with random requests.
     """
 
     start_s: float = 0.0
@@ -67,8 +67,8 @@ class TokenTrace:
         return replace(self, times_s=self.times_s / speed)
 
     def thinned(self, part: float, seed: int) -> TokenTrace:
-        """Return a random subset of the requests that has each request with probability `part`. It keeps the bursts at
-        a lower rate.
+        """Return a random subset of the requests that has each request with probability `part`. Bursts remain, at a
+        lower rate.
         """
         return self if part >= 1 else self.keep(np.random.default_rng([seed, 1]).random(len(self)) < part)
 

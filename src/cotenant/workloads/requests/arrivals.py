@@ -5,7 +5,7 @@ constant             equal gaps
 gamma:CV             gamma gaps with this coefficient of variation (1: Poisson, above: bursts)
 mmpp:R1,D1;R2,D2...  Markov-modulated Poisson process: the states have rate factor R and a mean stay of D seconds
                      (exponential); factors are scaled so that the mean rate is the given one
-closed:N             N clients, each of which sends its next request when it has a response (made by the simulator)
+closed:N             N clients, each of which sends its next request when it has a response (not drawn here)
 trace:FORMAT:FILE    recorded requests (see readers.py), scaled to the rate if one is given
 """
 
