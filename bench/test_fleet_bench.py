@@ -1,6 +1,6 @@
 """Compares the real fleet with its simulation, by pretended jobs on pretended GPUs (docs/benchmarks/fleet-fidelity.md).
 
-As it stands: 20 jobs in half their time under three policies, local executor, about six minutes. COTENANT_BENCH_FULL=1:
+By default: 20 jobs in half of their time under three policies, local executor, six minutes. COTENANT_BENCH_FULL=1:
 40 jobs in full under fifo, srtf, las with proportional and tune, local and over Ray, two of the jobs training in
 PyTorch; about 75 minutes.
 """

@@ -127,7 +127,7 @@ def test_sixty_services_under_mig() -> None:
 
 
 def test_simulated_requests_per_second() -> None:
-    """The compiled loop, and the live object under a plain Python loop, on the same plan; per second of CPU."""
+    """Compares requests per CPU second of the compiled loop and of the live object under a plain Python loop."""
     rates = {"lenet1": 300.0, "googlenet": 250.0, "resnet50": 250.0, "vgg16": 200.0, "ssd-mobilenetv1": 200.0}
     services = [Service(n, n, r, SLO_MS[n]) for n, r in rates.items()]
     packer = Packer(PLANNERS["gpulet-interference"], Gpus.uniform(PROFILE, 8), services)

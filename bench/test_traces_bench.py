@@ -1,4 +1,4 @@
-"""Measures reading and generating a million jobs, compared with plain Python that does the least of the same work."""
+"""Measures reading and generating a million jobs, compared with plain Python that does only the same basic work."""
 
 from __future__ import annotations
 

@@ -100,8 +100,9 @@ def over(alone: list[list[float]], beside: list[list[float]], part: float) -> di
 
 
 def queued(served_ms: Sequence[float], seed: int) -> list[float]:
-    """Latencies of a long Poisson stream of requests whose service times are drawn from the measured ones: w' = max(0,
-    w + s - gap), Lindley 1952. Their p99 does not depend on the chance of the measured arrivals."""
+    """Latencies of a long Poisson stream of requests whose service times are drawn from the measured ones. A request
+    waits for max(0, wait + service time of the previous request - gap between both), Lindley 1952. The p99 of these
+    latencies does not depend on the chance of the measured arrivals."""
     draw = random.Random(seed)
     wait = 0.0
     found = []

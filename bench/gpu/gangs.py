@@ -76,7 +76,8 @@ class Gangs:
             return {"agent": {"gpus": []}, "tenants": [], "fault": str(error)}
 
     def until(self, tenants: list[Tenant], what: str, true: Callable[[Tenant], bool]) -> None:
-        """Wait for all of them. HungError if the row's time is over, WorkError if a program ends too early."""
+        """Wait until `true` holds for each tenant. HungError if the row's time is over, WorkError if a program ends too
+        early."""
         while True:
             for tenant in tenants:
                 tenant.look()

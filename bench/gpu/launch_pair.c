@@ -55,7 +55,7 @@ static double block(call launch, int graph, int count)
 static void measure(const char *name, call shim, call driver, int graph, int count)
 {
     double ratio[PAIRS], native[PAIRS], tenant[PAIRS];
-    for (int i = -20; i < PAIRS; i++) { /* the first are for warming up */
+    for (int i = -20; i < PAIRS; i++) { /* pairs before number 0 are not counted: they warm up */
         int first = i & 1;
         double a = block(first ? shim : driver, graph, count), b = block(first ? driver : shim, graph, count);
         if (i < 0)

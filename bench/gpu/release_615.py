@@ -314,7 +314,7 @@ def faults(card: Card615) -> None:
 
 
 def partition_faults(card: Card615) -> None:
-    """Find out the same with an SM partition for each of the programs, which should keep faults from the other one."""
+    """Repeat `faults` with an SM partition for each program, which should keep a fault from the other program."""
     _fault(card, "partition_faults", divided=True)
 
 

@@ -1,7 +1,7 @@
 """Models of the usual shapes with random weights, written in plain torch, for serving benchmarks.
 
 Convolutional networks take (batch, 3, 224, 224), transformers (batch, 128) tokens or the same pictures. Layer counts
-and widths are those of the papers that named them, so times and memory are theirs; the answers mean nothing.
+and widths are those of the models' papers, so times and memory are realistic; the answers mean nothing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python serving_worker.py FD      (FD: one end of a SOCK_SEQPACKET pair)
 
-Orders: load, time, run, loop, probe, quit. A batch is measured as a server pays for it: input from pinned host memory,
-one CUDA graph, output back, one wait.
+Orders: load, time, run, loop, probe, quit. The time of a batch includes all that a server does for it: copy the input
+from pinned host memory, launch one CUDA graph, copy the output back, wait once.
 """
 
 from __future__ import annotations

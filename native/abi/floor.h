@@ -10,7 +10,7 @@
 #define COTENANT_FLOOR_MAGIC 0x464C4F52u /* "FLOR" */
 #define COTENANT_FLOOR_VERSION 2u
 #define COTENANT_FLOOR_HOLDERS 64u /* largest number of LS processes on one GPU */
-#define COTENANT_KERNEL_NAME 511u /* kernels are told apart by this many first bytes of their names */
+#define COTENANT_KERNEL_NAME 511u /* only this many bytes at the beginning of a kernel's name are compared */
 /* scheme tidal: a kernel that takes longer than the in-flight budget is launched this long before the predicted end
  * of the previous kernel */
 #define COTENANT_LEAD_NS 10000

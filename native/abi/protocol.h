@@ -109,9 +109,9 @@ enum cotenant_memory_family {
     COTENANT_MEMORY_PLAIN = 1, /* cuMemAlloc, cuMemAllocPitch */
     COTENANT_MEMORY_MANAGED = 2, /* cuMemAllocManaged; charged in full, even if its pages are in host memory */
     COTENANT_MEMORY_ARRAY = 3, /* CUDA arrays and mipmapped arrays */
-    COTENANT_MEMORY_POOL = 4, /* stream-ordered pools; charged is the pool's attribute RESERVED_MEM_CURRENT */
+    COTENANT_MEMORY_POOL = 4, /* stream-ordered pools; the pool's attribute RESERVED_MEM_CURRENT is charged */
     COTENANT_MEMORY_VMM = 5, /* cuMemCreate on a device */
-    /* memory nodes of graphs; charged is what the driver reserves on the device for graphs */
+    /* memory nodes of graphs; the memory that the driver reserves on the device for graphs is charged */
     COTENANT_MEMORY_GRAPH = 6,
     COTENANT_MEMORY_CONTEXT = 7, /* memory of a context; if its size is 0 (not known), the agent charges a default */
     COTENANT_MEMORY_HOST = 8, /* pinned host memory; header.slot is NO_SLOT */

@@ -189,8 +189,8 @@ extern HIDDEN pthread_mutex_t cot_lock;
 
 #include "inflight/fence.h"
 
-/* what cot_gate_slow returns */
-/* the launch is not counted, because its stream is being captured or no rule applies to it */
+/* What cot_gate_slow returns. GATE_PASS: the launch is not counted, because its stream is being captured or no rule
+ * applies to it. */
 enum gate_answer { GATE_GO = 0, GATE_PASS = 1 };
 
 HIDDEN enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream);
@@ -242,7 +242,7 @@ static inline void cot_gate_exit(struct calls *calls)
         cot_count(&calls->finished, 1);
 }
 
-/* The same for calls other than kernel launches, where the time of a few instructions does not matter. */
+/* Does what cot_gate_try does, for calls other than kernel launches, in which a few more instructions do not matter. */
 static inline struct calls *cot_gate_enter(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_gate_try(key, stream);

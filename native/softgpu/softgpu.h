@@ -37,7 +37,7 @@ struct soft_process {
     /* identifies the process: pid << 32 | low half of its start time; 0: the entry is free */
     _Atomic uint64_t owner;
     _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last time span that the process reserved on each device */
-    /* of the process's last kernel: duration << 16 | permille of SMs << 2 | work class; share.c reads it */
+    /* describes the process's last kernel: duration << 16 | permille of SMs << 2 | work class; share.c reads it */
     _Atomic uint64_t shape[SOFT_MAX_DEVICES];
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
     /* end of the process's last copy, for each device and direction of the link */
@@ -210,8 +210,7 @@ struct soft_op {
     struct soft_event *event;
     struct soft_unit unit; /* the kernels, if the work is not a copy over the link */
     bool over_link;
-    /* condition of a wait for a value: 0 at least the value, 1 equal to it, 2 a bit in common with it */
-    int direction;
+    int direction;        /* direction of a copy over the link: SOFT_TO_DEVICE or SOFT_TO_HOST */
     void *to;             /* destination of a copy or memset, or NULL */
     const void *from;     /* source of a copy; NULL for a memset, which writes `element` */
     uint32_t element;

@@ -4,8 +4,8 @@
  * The launches of a process are grouped into batches, by which the work in flight is tracked (floor/pieces.h). The
  * newest batch is *open*: launches are added to it until it is closed.
  *
- * One lock per GPU serialises the launches of several threads. It is never taken inside cot_lock, and cot_capture_lock
- * is taken only inside it. */
+ * One lock per GPU serialises the launches of several threads. A thread that holds cot_lock or cot_capture_lock does
+ * not take it; a thread that holds it may take cot_capture_lock. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <time.h>
@@ -157,7 +157,7 @@ static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int6
             __builtin_ia32_pause();
 }
 
-/* When a launch was allowed, under which rule, and the work class of the LS work that was active at that time. */
+/* The state in which a launch was allowed: the time, the rule, and the work class of the active LS work. */
 struct leave {
     struct floor_rule rule;
     uint32_t ls_class;

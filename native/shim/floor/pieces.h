@@ -15,7 +15,8 @@
 #define PIECE_LOG 64
 #define AHEAD_STREAMS 4
 
-/* no event could be recorded after this batch, so the batch corrects no estimate */
+/* How the shim learns the end of a batch. PIECE_UNSEEN: no event could be recorded after the batch, so the batch
+ * corrects no estimate. */
 enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 };
 
 struct piece {

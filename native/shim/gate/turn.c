@@ -14,8 +14,8 @@
 /* shortest time between two checks whether the GPU has drained, while other tenants wait for this turn */
 #define IDLE_LOOK_NS 100000
 #define LOOK_AGAIN_NS UINT64_C(1000000000) /* longest time between two checks of one turn */
-/* longest time between two checks if no turn needs one. They are needed because a program may close the shim's files:
- * then no message of the agent arrives. */
+/* longest time between two checks if no turn needs one. Checks go on even then, because a program may close the shim's
+ * files, and afterwards no message of the agent arrives. */
 #define FAR_NS UINT64_C(2000000000)
 #define NO_LAUNCH_CHECK_NS UINT64_C(1000000000)
 #define FLOOR_CHECK_NS UINT64_C(500000000)

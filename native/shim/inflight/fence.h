@@ -28,7 +28,7 @@ _Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log mu
 
 struct fence {
     CUevent event;                    /* an event with a time stamp, by which GPU time is measured */
-    int64_t predicted_ns;
+    int64_t predicted_ns;             /* predicted GPU time of the interval that the fence ends */
     /* the GPU had earlier work when the event was recorded, so the interval's measured time does not begin with idle
      * time */
     bool exact;
@@ -57,7 +57,7 @@ struct ring {
     uint32_t noted;                   /* number of recorded fences whose launches were logged */
     uint32_t unnoted_left;            /* number of coming intervals whose launches are not logged */
     uint64_t began_ns;                /* start of the current interval */
-    int64_t outstanding_ns;           /* predicted time of all recorded fences */
+    int64_t outstanding_ns;           /* sum of predicted_ns over all recorded fences */
     struct fence fences[FENCES];
 };
 

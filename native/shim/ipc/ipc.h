@@ -43,7 +43,7 @@ HIDDEN void cot_rpc_reset_after_fork(void);
 /* ---- agent.c ---- */
 HIDDEN int cot_agent_connect(void); /* returns 0, or the CUresult that the program gets */
 HIDDEN bool cot_agent_is_connected(void);
-HIDDEN int cot_agent_fd(void); /* sends a message to the agent; returns -1 if the process is not connected */
+HIDDEN int cot_agent_fd(void); /* returns the socket of the connection; -1 if the process is not connected */
 HIDDEN void cot_agent_wake_helper(void);
 HIDDEN struct cotenant_page *cot_agent_page(void);
 HIDDEN uint32_t cot_fail_mode(void);

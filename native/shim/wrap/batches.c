@@ -1,6 +1,6 @@
 /* Copies between host and device that are not a single range or rows: batches of ranges, boxes (3D copies), and
- * copies to and from arrays. If the GPU's copies are scheduled, these are scheduled, too. A batch is split between
- * its ranges and inside them, and a box between its layers. Copies to and from arrays are not split; they are only
+ * copies to and from arrays. If the GPU's copies are scheduled, batches and boxes are scheduled, too: a batch is split
+ * between its ranges and inside them, a box between its layers. Copies to and from arrays are not split; they are only
  * charged to the tenant's queue.
  *
  * The first range of a batch decides the direction of the whole batch, which is split only if all its ranges have

@@ -3,7 +3,7 @@
  * costs nothing, and the charge decreases when the pool shrinks. */
 #include "shim.h"
 
-/* if a process has more pools, allocations from the further ones are refused, since they could not be charged */
+/* largest number of pools of a process; allocations from further pools are refused, since they could not be charged */
 #define POOLS 1024
 #define GRANULE (UINT64_C(2) << 20)
 

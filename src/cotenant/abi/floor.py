@@ -13,7 +13,7 @@ FLOOR_BYTES = 4096
 FLOOR_MAGIC = 0x464C4F52  # "FLOR"
 FLOOR_VERSION = 2
 FLOOR_HOLDERS = 64  # largest number of LS processes on one GPU
-KERNEL_NAME = 511  # kernels are told apart by this many first bytes of their names
+KERNEL_NAME = 511  # only this many bytes at the beginning of a kernel's name are compared
 # scheme tidal: a kernel that takes longer than the in-flight budget is launched this long before the predicted end of
 # the previous kernel
 LEAD_NS = 10000

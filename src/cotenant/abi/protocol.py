@@ -107,9 +107,9 @@ class MemoryFamily(enum.IntEnum):
     PLAIN = 1  # cuMemAlloc, cuMemAllocPitch
     MANAGED = 2  # cuMemAllocManaged; charged in full, even if its pages are in host memory
     ARRAY = 3  # CUDA arrays and mipmapped arrays
-    POOL = 4  # stream-ordered pools; charged is the pool's attribute RESERVED_MEM_CURRENT
+    POOL = 4  # stream-ordered pools; the pool's attribute RESERVED_MEM_CURRENT is charged
     VMM = 5  # cuMemCreate on a device
-    GRAPH = 6  # memory nodes of graphs; charged is what the driver reserves on the device for graphs
+    GRAPH = 6  # memory nodes of graphs; the memory that the driver reserves on the device for graphs is charged
     CONTEXT = 7  # memory of a context; if its size is 0 (not known), the agent charges a default
     HOST = 8  # pinned host memory; header.slot is NO_SLOT
 

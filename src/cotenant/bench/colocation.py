@@ -183,7 +183,7 @@ def said(scheme: str, kind: str, row: dict[str, Any]) -> str:
 
 def p99_interval(alone_ms: Sequence[float], beside_ms: Sequence[float], seed: int = 0) -> list[float]:
     """Return the 95 % confidence interval of p99 beside best-effort work / p99 alone. The bootstrap resamples requests,
-    each with both of its latencies.
+    each with its latency alone and its latency beside the work.
     """
     count = min(len(alone_ms), len(beside_ms))
     draw = random.Random(seed)

@@ -19,9 +19,9 @@ from cotenant.bench.overhead import core_of_its_own
 
 
 class Rig:
-    """Context manager: runs an agent, LS clients and BE programs. `together`: concurrently under MPS, else in time
-    slices. `pinned`: all BE programs launch from the same core, and all other processes of the benchmark avoid it,
-    because the choice of the core has more effect than the shim."""
+    """Context manager: runs an agent, LS clients and BE programs. `together`: the programs run concurrently under MPS,
+    else in time slices. `pinned`: all BE programs launch from one core, and all other processes of the benchmark avoid
+    that core, because the choice of the core has more effect than the shim."""
 
     def __init__(
         self, gpus: str, *, together: bool, pinned: bool = False, settings: Mapping[str, Any] | None = None

@@ -139,7 +139,8 @@ def summary_of_processes(found: Sequence[Sequence[Sequence[Block]]]) -> dict[str
 
 def summary(native: Sequence[Block], tenant: Sequence[Block]) -> dict[str, Any]:
     """Return the median ratio of pairs of blocks with its 95 % confidence interval, and the ratio of mean step times
-    without the slowest tenth of each side. The latter does not show a cost that affects fewer steps than that.
+    without the slowest tenth of each side. The second ratio does not show a cost that affects fewer than a tenth of the
+    steps.
     """
     ratios = [t.rate / n.rate for n, t in zip(native, tenant, strict=True)]
     ratio, interval = with_interval(ratios)

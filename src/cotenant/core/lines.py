@@ -113,7 +113,7 @@ class LineClient:
 
 
 def serve_pipe(start: Callable[[], Callable[[Message], Message]]) -> None:
-    """Answer the requests (orders) on standard input until it ends: the main loop of a helper process.
+    """Answer the requests (orders) on standard input until the input ends: the main loop of a helper process.
 
     `start` returns the function that answers. Both streams are reserved for this protocol: other output goes to
     standard error, and processes started meanwhile do not inherit the streams, so that the caller notices when this

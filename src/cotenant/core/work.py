@@ -36,7 +36,7 @@ class Jobs:
     cpus: Floats  #: most CPU cores that the whole job can use; NaN: from its profile
     memory_bytes: Floats  #: most memory that the whole job can use; NaN: from its profile
     deadline_s: Floats  #: latest time at which the job should end, in seconds from the start of the trace
-    gpu_models: Names  #: str, GPU models on which it can run, "|"-separated; "" any
+    gpu_models: Names  #: str, the GPU models on which the job can run, separated by "|"; "": any model
 
     def __len__(self) -> int:
         return len(self.id)

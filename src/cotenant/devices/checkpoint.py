@@ -1,8 +1,8 @@
 """Checkpoints and restores processes by the CUDA driver: `python -m cotenant.devices.checkpoint LIBRARY` executes one
 order per line of its input.
 
-It is a process of its own, because a call of the driver may take long, hang, or crash the process. Orders and answers
-are JSON objects, see `Driver.run`. `Checkpointer` is the agent's side.
+This module runs as a process of its own, because a call of the driver may take long, hang, or crash the process. Orders
+and answers are JSON objects, see `Driver.run`. `Checkpointer` is the agent's side.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Green contexts, CUDA contexts on a subset of a GPU's SMs, by the driver's API (12.4 and newer) through ctypes.
 
-The SMs are divided into pieces; a context has successive pieces from a start position that each process is given. The
-contexts of two processes have disjoint SMs if they do not overlap, and run concurrently if both are MPS clients.
+The SMs are divided into pieces; a context has successive pieces from a start position that each process is given.
+Contexts of two processes that have no pieces in common run concurrently if both processes are MPS clients.
 """
 
 from __future__ import annotations

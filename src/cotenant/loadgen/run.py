@@ -179,7 +179,7 @@ class Sender:
         self.say((test, forms, number, telling))
 
     def say(self, content: object) -> None:
-        """Send the sending process an object."""
+        """Send an object to the sending process."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(pickles.frame(content))

@@ -82,8 +82,8 @@ def page_data(result: ServingResult) -> dict[str, Any]:
     """Return the data of the page's curves and bars: per service the latency distribution relative to its SLO and
     attainment in windows; the gpulets (parts) of every GPU with the fraction of time that each was busy.
 
-    A stage of an application is timed as it is judged: from the application's arrival to the time by which the stage
-    must be done.
+    The latency of an application's stage counts from the arrival of the application's request, and its SLO is the time
+    from that arrival by which the stage must be done.
     """
     rows = result.requests
     services = result.scenario.all_services()

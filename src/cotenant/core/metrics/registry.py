@@ -1,5 +1,5 @@
-"""The registry of metrics: name, unit, label and direction. docs/metrics.md has the formulas; a test checks that both
-list the same metrics.
+"""The registry of metrics: name, unit, label and direction. docs/metrics.md has the formulas; a test checks that the
+page and this registry list the same metrics.
 """
 
 from __future__ import annotations

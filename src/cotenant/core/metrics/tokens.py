@@ -36,7 +36,7 @@ class TokenTimes:
 
     @property
     def ttft_ms(self) -> np.ndarray:
-        """Return for each request the time in ms from when it was due to its first token."""
+        """Return for each request the time in ms from its due time to its first token."""
         found: np.ndarray = (self.first_s - self.due_s) * 1e3
         return found
 

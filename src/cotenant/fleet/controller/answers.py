@@ -177,8 +177,8 @@ def _error(job: Job) -> str:
 
 
 def log_place(fleet: Fleet, folder: Path, job_id: str, attempt: int | None, rank: int) -> dict[str, Any]:
-    """Return where a log of the job is: its path, the node to read it from, the number of the attempt to run the job
-    that wrote it, and whether it may still grow.
+    """Return where a log of the job is: its path, the node to read it from, the number of the attempt that wrote it,
+    and whether it may still grow.
     """
     found = fleet.store.rows("SELECT row, id, spec, arrival_s, n, state FROM jobs WHERE id=?", (job_id,))
     if not found:

@@ -59,7 +59,7 @@ def ended(pod: Mapping[str, Any]) -> bool:
 
 
 def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
-    """Tenants of a pod's running containers with those devices.
+    """Return the tenants of a pod's running containers that have devices in `devices`.
 
     The request is never larger than the kubelet's allocation, even if the annotations have changed; limit and memory
     come from the pod.

@@ -97,8 +97,8 @@ def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | No
 
 
 def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> LlmProfile:
-    """Return a model's profile. If `spec` is a size, it is estimated for a program of `memory_bytes`; else it is the
-    row of the model's name in that file, or the file's only row.
+    """Return a model's profile. If `spec` is a size such as 8b, the profile is estimated for a program of
+    `memory_bytes`. Otherwise `spec` is a file: the profile is the row with the model's name, or the only row.
     """
     size = parse_size(spec)
     if size is not None:

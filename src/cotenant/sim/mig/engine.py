@@ -192,8 +192,8 @@ class PartitionEngine(Enforcer):
         return not floors.any() or bool((self.shared_speeds(jobs) >= floors).all())
 
     def admit_gang(self, job: int) -> bool:
-        """Place a job of several GPUs on whole GPUs, on one node if possible. Until then, the GPUs that it waits for
-        take no other job."""
+        """Place a job of several GPUs on whole GPUs, on one node if possible. While the job waits for GPUs to become
+        empty, these GPUs take no other job."""
         wanted = int(self.data.gpus[job])
         by_node: dict[int, list[GpuState]] = {}
         for gpu in self.gpus:

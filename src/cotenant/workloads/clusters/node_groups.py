@@ -24,7 +24,7 @@ class NodesEntry(Strict):
     gpus: int = Field(ge=0, le=MAX_GPUS_PER_NODE)
     """GPUs of each node."""
     gpu: Annotated[str, parsed(lambda name: find_gpu(name).name if isinstance(name, str) else name)] | None = None
-    """Their model."""
+    """Model of the GPUs."""
     cpus: float | None = Field(default=None, gt=0, lt=1e6)
     """CPU cores of each node."""
     memory: Memory | None = None
