@@ -14,6 +14,7 @@ from fake_shim import FakeShim, register
 from waiting import stays, wait_for
 
 from cotenant.agent.processes import environment, is_zombie, variable
+from cotenant.agent.tenants import orphans
 from cotenant.agent.tenants.orphans import by_token
 
 # Forks twice with a new session in between, as daemons do. The grandchild prints its pid, sleeps, and only then
@@ -64,7 +65,8 @@ def test_a_daemon_that_uses_the_gpu_late_is_still_its_tenant(agent: AgentProcess
 
 def test_stop_finds_a_daemon_that_has_not_used_the_gpu(agent: AgentProcess, tmp_path: Path) -> None:
     daemon, token = start(agent, tmp_path, 60)
-    assert [key.pid for key in by_token([token])[token]] == [daemon]
+    # the process that has forked the daemon may not have ended yet
+    wait_for(lambda: [key.pid for key in by_token([token])[token]] == [daemon])
     answer = agent.call("stop", name="d", grace_s=2.0)
     assert answer["left"] == []
     assert is_zombie(daemon)  # or it has been reaped
@@ -74,8 +76,9 @@ def test_stop_finds_a_daemon_that_has_not_used_the_gpu(agent: AgentProcess, tmp_
 
 def test_the_next_agent_knows_a_daemon_too(agent: AgentProcess, tmp_path: Path) -> None:
     daemon, token = start(agent, tmp_path, 60)
+    # with it, the agent may have found the process that has forked it, which has ended meanwhile
     wait_for(
-        lambda: [pid for pid, _ in saved(agent.folder, "d").get("processes", ())] == [daemon], what="it is written down"
+        lambda: daemon in [pid for pid, _ in saved(agent.folder, "d").get("processes", ())], what="it is written down"
     )
     agent.kill()
     agent.start()
@@ -83,6 +86,7 @@ def test_the_next_agent_knows_a_daemon_too(agent: AgentProcess, tmp_path: Path) 
     shim = FakeShim(agent.folder, token)
     assert shim.answer["type"] == HELLO_REPLY
     shim.close()
+    wait_for(lambda: not agent.tenant("d")["pids"], what="the agent knows that this process has ended")
     stays(lambda: agent.tenant("d"))
     os.kill(daemon, 9)
     wait_for(lambda: not agent.call("list")["tenants"])
@@ -141,9 +145,10 @@ def test_the_environment_of_a_program_that_is_just_being_loaded_is_waited_for(tm
     loading.mkdir()
     (loading / "exe").symlink_to("/bin/sleep")
     (loading / "environ").touch()
-    (loading / "stat").write_text("7 (a b) R " + "0 " * 49)
-    with pytest.raises(TimeoutError, match="process 7 has been starting its program"):
-        environment(7, tmp_path)
+    for env_start, env_end in ((0, 0), (100, 104)):  # the second: execve has ended since the environment was read
+        (loading / "stat").write_text("7 (a b) R " + "0 " * 46 + f"{env_start} {env_end} 0")
+        with pytest.raises(TimeoutError, match="process 7 has been starting its program"):
+            environment(7, tmp_path)
     (loading / "environ").write_bytes(b"A=1\0")
     assert environment(7, tmp_path) == [b"A=1", b""]
 
@@ -156,3 +161,23 @@ def test_a_program_without_an_environment_has_an_empty_one_and_a_zombie_has_none
         wait_for(lambda: is_zombie(process.pid))
         with pytest.raises(ProcessLookupError):
             environment(process.pid)
+
+
+def test_a_process_that_loads_its_program_for_long_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a very busy host, execve may take longer than one reading of the environment waits."""
+    readings: list[TimeoutError | list[bytes]] = [TimeoutError(), TimeoutError(), [b"COTENANT_TOKEN=mine", b""]]
+
+    def loads(pid: int, proc: Path) -> list[bytes]:
+        assert (pid, proc) == (os.getpid(), tmp_path)
+        reading = readings.pop(0)
+        if isinstance(reading, TimeoutError):
+            raise reading
+        return reading
+
+    (tmp_path / str(os.getpid())).mkdir()
+    monkeypatch.setattr(orphans, "environment", loads)
+    monkeypatch.setattr(orphans, "LOADING_S", 60.0)
+    assert [key.pid for key in by_token(["mine"], tmp_path)["mine"]] == [os.getpid()]
+    monkeypatch.setattr(orphans, "LOADING_S", 0.0)
+    readings[:] = [TimeoutError()]
+    assert by_token(["mine"], tmp_path) == {}, "a search ends, even if execve hangs"

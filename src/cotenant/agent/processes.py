@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 # the longest wait for execve, which takes microseconds unless the host is very busy
 EXECVE_S = 0.02
-# the index of env_end among the fields that `_stat_fields` returns (proc_pid_stat(5) counts it as 51)
-ENV_END = 48
+# the indices of env_start and env_end among the fields that `_stat_fields` returns (proc_pid_stat(5) counts them as 50
+# and 51)
+ENV_START, ENV_END = 47, 48
 
 
 class ProcessKey(NamedTuple):
@@ -65,22 +66,26 @@ def environment(pid: int, proc: Path = Path("/proc")) -> list[bytes]:
 
     Raises OSError if the environment cannot be read, or if execve has not ended by then.
     """
-    end = time.monotonic() + EXECVE_S
-    while not (entries := (proc / str(pid) / "environ").read_bytes()) and _loads(pid, proc):
+    file, end = proc / str(pid) / "environ", time.monotonic() + EXECVE_S
+    while not (entries := file.read_bytes()):
+        if _has_none(pid, proc):
+            return file.read_bytes().split(b"\0")  # read again, because it fails if the process has ended meanwhile
         if time.monotonic() > end:
             raise TimeoutError(f"process {pid} has been starting its program for {EXECVE_S} s")
         time.sleep(0.0005)
     return entries.split(b"\0")
 
 
-def _loads(pid: int, proc: Path) -> bool:
-    """Return whether execve is loading the process's program. Kernel threads have none."""
+def _has_none(pid: int, proc: Path) -> bool:
+    """Return whether the process's program was started without an environment, or the process has no program, as a
+    kernel thread. False while execve loads a program, and also if execve has ended since the environment was read.
+    """
     try:
         os.readlink(proc / str(pid) / "exe")
         fields = _stat_fields(pid, proc)
     except OSError:
-        return False
-    return fields is not None and fields[ENV_END] == "0"
+        return True
+    return fields is None or fields[ENV_START] == fields[ENV_END] != "0"
 
 
 def variable(pid: int, name: str) -> str | None:

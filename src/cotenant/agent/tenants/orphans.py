@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from cotenant.agent.tenants.tenant import Tenant
 
 FIRST_LOOK_S = 0.01
 LAST_LOOK_S = 0.5
+# how long a search waits for processes that are loading their programs: a missed process would lose its tenant
+LOADING_S = 1.0
 NOBODY: frozenset[ProcessKey] = frozenset()
 
 
@@ -23,16 +26,21 @@ def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, f
     """For each token, the living processes that have it in their environment. Those of other users are not visible."""
     marks = {f"COTENANT_TOKEN={token}".encode(): token for token in tokens}
     found: dict[str, set[ProcessKey]] = {}
-    for entry in os.listdir(proc):
-        if not entry.isdigit():
-            continue
-        try:
-            variables = environment(int(entry), proc)
-        except OSError:
-            continue
-        for variable in variables:
-            if token := marks.get(variable):
-                found.setdefault(token, set()).add(key_of(int(entry)))
+    left, end = [int(entry) for entry in os.listdir(proc) if entry.isdigit()], time.monotonic() + LOADING_S
+    while left:
+        loading = []
+        for pid in left:
+            try:
+                variables = environment(pid, proc)
+            except TimeoutError:
+                loading.append(pid)
+                continue
+            except OSError:
+                continue
+            for variable in variables:
+                if token := marks.get(variable):
+                    found.setdefault(token, set()).add(key_of(pid))
+        left = loading if time.monotonic() < end else []
     return {token: frozenset(key for key in keys if not is_zombie(key.pid)) for token, keys in found.items()}
 
 
