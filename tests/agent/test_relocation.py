@@ -44,7 +44,8 @@ def test_copies_take_turns_where_the_program_is(node: Callable[..., Node]) -> No
 
 
 def test_best_effort_work_goes_by_the_floor_of_the_gpu_it_is_on(node: Callable[..., Node]) -> None:
-    here, (home, away) = two_gpus(node, colocation="temporal")
+    # a flag that is set once stays set for the whole test, however slow the machine is
+    here, (home, away) = two_gpus(node, colocation={"scheme": "temporal", "heartbeat_timeout_ms": 60_000})
     program = here.program("a", "none", gpus=(home,), best_effort=True)
     assert program.ask("take(8)") == "0"
     assert program.ask("work(0.1)").endswith("intact")

@@ -153,11 +153,10 @@ def test_a_missed_epilog_is_made_good() -> None:
     try:
         start(ASKS, agent.folder)
         start(ASKS | {"SLURM_JOB_ID": "4712"}, agent.folder)
-        agent.kill()  # while the agent is down, 4711 and 4712 end and 4713 goes on
-        start_later = ASKS | {"SLURM_JOB_ID": "4713", "SLURM_JOB_GPUS": "1"}
-        agent.start()
-        start(start_later, agent.folder)
+        agent.kill()  # while the agent is down, 4711 ends and 4712 goes on; 4713 starts later
         agent.put("0::/system.slice/slurmstepd.scope/job_4712/step_extern/user/task_special\n")
+        agent.start()
+        start(ASKS | {"SLURM_JOB_ID": "4713", "SLURM_JOB_GPUS": "1"}, agent.folder)
         wait_for(lambda: set(tenants(agent)) == {"slurm-4712", "slurm-4713"})
         assert "slurm-4711 ended without its epilog" in (agent.folder / "agent.log").read_text()
         assert {path.name for path in agent.folder.glob("*.job")} == {"slurm-4712.job", "slurm-4713.job"}
