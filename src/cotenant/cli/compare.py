@@ -34,7 +34,7 @@ def compare(
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.report.runs import arrange, in_order, run_of
 
-    # a folder that two arguments name belongs to the first one
+    # a run's folder that is found under two arguments counts for the first of them
     folders = {folder: given for given in reversed(runs) for folder in find_records(given)}
     if html is not None:
         check_writable(html)

@@ -87,7 +87,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
 VERBS = {verb: row for verbs in PANELS.values() for verb, row in verbs.items()}
 PANEL_OF = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 
-# verb -> the extra that it needs; other verbs need none, or each subcommand needs another one
+# verb -> the extra of the package that it needs; other verbs need none, or their subcommands need different extras
 EXTRA_OF = {
     **dict.fromkeys(("simulate", "sweep", "trace", "predict", "policies", "demo"), "sim"),
     **dict.fromkeys(("compare", "explain"), "report"),

@@ -20,7 +20,8 @@ from cotenant.core.extras import needs
 with needs("sim"):
     import numba
 
-# hashed in addition to the files that contain "njit" or "policy.compiled": numba compiles their constants into code
+# These files are hashed, too, because numba compiles their constants into code. All files that contain "njit" or
+# "policy.compiled" are hashed anyway.
 _CONSTANTS = ("policy/jobs/arrays.py", "sim/jobs/state.py")
 FORGET_AFTER_S = 30 * 86400  # compiled code of a version that was not used for a month is deleted
 

@@ -30,8 +30,8 @@ LOOK_EVERY_S = 1.0
 # after a scan that found a new unconnected process, the next scan follows after this time, so that the process is
 # reported within 2 s
 LOOK_AGAIN_S = 0.5
-# names of the MPS daemon's and servers' processes begin with this; they use the GPU for their clients. /proc truncates
-# longer names.
+# The MPS daemon and the MPS servers are not reported, because they use the GPU for their clients. The names of their
+# processes begin with this; /proc truncates longer names.
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
 SHIM = DRIVER_SHIM.encode()
@@ -39,7 +39,7 @@ SHIM = DRIVER_SHIM.encode()
 
 class Unseen(NamedTuple):
     """A process that uses a GPU without being connected. `tenant`: name of its tenant; empty if it has none. `place`:
-    its pod or job.
+    the pod or job in which it runs; None if it runs in none.
     """
 
     process: ProcessKey

@@ -23,7 +23,7 @@ class FileWatch:
         return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
     def changed(self) -> bool:
-        """Whether the file has changed since this last returned True. A missing file is not a change.
+        """Whether the file has changed since this method last returned True. A missing file is not a change.
 
         A change is reported when a second call finds the file unchanged. Until then the program that writes the file in
         place may have written only a part of it; a file that was just truncated would be a valid, empty configuration.

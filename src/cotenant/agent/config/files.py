@@ -62,7 +62,8 @@ class TenantSpec:
     oversubscribe: str = "none"
     # weight of the tenant's copies on the PCIe link; None: not given, which counts as 1 if copies are scheduled
     copy_weight: float | None = None
-    latency_sensitive: bool = False  # copies of this tenant precede those of all others
+    # whether best-effort tenants wait while this tenant has GPU work, and its copies go first
+    latency_sensitive: bool = False
     # if a declared tenant leaves shares open, the ranges from which its launcher may choose
     choices: Choices | None = None
     # least strength with which the tenant's memory limit must be enforced; otherwise the tenant is refused
@@ -88,8 +89,8 @@ class AgentConfig:
     gpu_memory_bytes: int | None = None  # memory of each GPU that is available to tenants; None: all of it
     most_moving: float = 0.05  # largest fraction of the time that a GPU may spend on swapping memory
     swap_piece_bytes: int = 256 << 20  # memory is swapped in pieces of at most this size
-    # whether an evicted tenant's device memory may be passed by handle to the tenant restored next, which saves
-    # clearing it
+    # whether an evicted tenant's device memory may be passed by handle to the tenant restored next, so that the driver
+    # need not clear it
     swap_hand: bool = True
 
 

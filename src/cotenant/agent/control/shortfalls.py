@@ -82,7 +82,7 @@ class Shortfalls:
                 hours[key] = self._hours.get(key) or Hour()
                 hours[key].add(now_ns, window, tenant.spec.request)
                 before = tenant.short_since.get(gpu.uuid)
-                # until this agent has measured the tenant, the time is kept that the previous agent saved
+                # until this agent has measured the tenant, the time that the previous agent saved is kept
                 since = before if key not in self._measured else None
                 if window is not None or key in self._measured:
                     measured.add(key)

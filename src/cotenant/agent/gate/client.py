@@ -143,8 +143,8 @@ class Floor:
 
     def raise_for(self, pid: int, work_class: int = WorkClass.UNKNOWN) -> bool:
         """Set the LS-activity flag of another process, to which work is on its way, so that best-effort work can drain
-        meanwhile. That process clears the flag when the work is done. Returns False if it is not at the LS gate, or if
-        the agent runs in another PID namespace and knows it by another pid.
+        meanwhile. That process clears the flag when the work is done. Returns False if that process has not joined the
+        LS gate, or if the agent runs in another PID namespace and knows the process by another pid.
         """
         mapping = self.mapping
         layout = mapping.layout

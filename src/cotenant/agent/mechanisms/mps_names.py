@@ -29,7 +29,7 @@ def short_name(name: str, attempt: int = 0) -> str:
 
 
 def free_place(name: str, taken: Collection[Place], *, weighted: bool) -> Place:
-    """Return the MPS server and a namespace for a new tenant that no other tenant has. Users choose tenants' names, so
+    """Return the MPS server for a new tenant, and a namespace that no other tenant has. Users choose tenants' names, so
     two names can lead to the same short name; in a common namespace each tenant could change the other tenant's limits.
     """
     attempt = 0

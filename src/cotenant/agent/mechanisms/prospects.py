@@ -79,7 +79,7 @@ def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
     shared = [name for name in names(Use.TENANT) if not MECHANISMS[name].capabilities.exclusive]
     for each in zip(*(under(name, found) for name in shared), strict=True):
         best = min(range(len(each)), key=lambda index: each[index].by.rank)
-        # if the hardware enforces it, no other mechanism could be stronger, so obstacles of the others do not matter
+        # if the hardware enforces the property, no other mechanism could be stronger, so their obstacles do not matter
         relevant = (each[best],) if each[best].by.at_least(Strength.HARDWARE) else each
         obstacles = dict.fromkeys(text for other in relevant for text in other.obstacles)
         yield shared[best], replace(each[best], obstacles=tuple(obstacles))

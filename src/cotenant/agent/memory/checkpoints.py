@@ -143,7 +143,7 @@ class Checkpoints:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        # the restore is counted without its time, because the time of the whole switch of tenants is counted elsewhere
+        # the restore is counted without its time, because Residency counts the time of the whole switch of tenants
         self._residents.count(tenant.name).add_whole(parked.size, out=False)
         self._parked.rows.pop(tenant.name, None)
         self._state.save_now()

@@ -315,7 +315,7 @@ class Residency:
 
     def handle_transfer(self, leave: list[str], come: Tenant) -> HandleTransfer | None:
         """A transfer of memory handles from evicted tenants to a restored one; None if the setting `swap_hand` is off,
-        if a tenant is not of the kind `swap`, or if the tenants have different owners.
+        if a tenant does not have `oversubscribe: swap`, or if the tenants have different owners.
         """
         own, tenants = bytes_owner(come), [self._registry.tenants.get(name) for name in leave]
         swap = all(t is not None and t.spec.oversubscribe == "swap" and bytes_owner(t) == own for t in (*tenants, come))

@@ -151,7 +151,8 @@ class HandleTransfer:
     """Passes device memory by handle from evicted processes to restored ones. With their orders, evicted processes get
     one end of a socket pair, and restored processes the other end.
 
-    Without it, the driver would clear the memory in between with the copy engine that the swap needs.
+    Otherwise the driver would clear the memory before it is used again, and would use the copy engine for that, which
+    the swap needs.
     """
 
     def __init__(self) -> None:

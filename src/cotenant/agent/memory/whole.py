@@ -28,7 +28,7 @@ SETTLE_WITHIN_S = 30.0
 
 
 def within_s(size: int) -> float:
-    """Return the time limit of a driver call that moves so many bytes."""
+    """Return the time limit in seconds of a driver call that moves `size` bytes."""
     return 30 + size / SLOWEST_BPS
 
 

@@ -54,7 +54,7 @@ class _Gpu:
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> the previous reading of the meter of its GPU time
     # name of a tenant -> GPU time that it used since it joined the GPU
     totals: dict[str, Usage] = field(default_factory=dict)
-    # a channel group could be controlled, so if a later one cannot, the agent warns instead of using turns
+    # whether a channel group could be controlled; if a later group cannot, the agent then warns instead of using turns
     proven: bool = False
     tiny: set[str] = field(default_factory=set)  # tenants whose copy channels also have the shortest time slice
 

@@ -138,7 +138,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
 
 
 def _stop(child: subprocess.Popen[bytes], name: str, folder: Path) -> None:
-    """Let the agent end the program and all other processes of the tenant; if it does not answer, end the program."""
+    """Let the agent end all processes of the tenant. If the agent does not answer, end only the program."""
     try:
         with ControlClient(folder, timeout_s=KILL_AFTER_S + 10) as client:
             client.call("stop", name=name, grace_s=KILL_AFTER_S)

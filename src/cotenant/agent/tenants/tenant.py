@@ -149,7 +149,8 @@ class Session:
         self.closed = False
         self.slots: dict[int, str] = {}  # index of a slot on the shared page -> UUID of the slot's GPU
         self.sms: dict[int, int] = {}  # index of a slot -> number of SMs that the process sees on the slot's GPU
-        self.sms_given: dict[int, int] = {}  # slot -> most SMs that its tenant's share allowed when it connected
+        # slot -> most SMs that the tenant's share allowed when the process connected
+        self.sms_given: dict[int, int] = {}
         self.asking: set[int] = set()
         self.moves: dict[int, MoveState] = {}  # slot -> where the process's swappable memory is now
         self.granted: dict[int, int] = {}  # slot -> number of the turn that was sent to the process last

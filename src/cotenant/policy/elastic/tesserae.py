@@ -51,8 +51,8 @@ def by_attained_service(view: View) -> Ints:
 
 
 def in_order(view: View, choices: Ints, order: Ints) -> Ints:
-    """Place each job in that order: on its present GPU model if enough GPUs are free there, otherwise on the fastest
-    model where they are.
+    """Place each job in that order: on its present GPU model if that has enough free GPUs, otherwise on the fastest
+    model that has.
     """
     free = view.options.capacity.tolist()
     config = np.full(len(view), NONE)

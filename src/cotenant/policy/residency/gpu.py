@@ -73,8 +73,8 @@ class Victim(NamedTuple):
 
 @dataclass(frozen=True)
 class Switch:
-    """The moves of memory that are needed so that `tenant` can run on the GPU, or allocate `in_bytes` more. If
-    `short_bytes` is above 0, that is impossible.
+    """The moves of memory that give `tenant` space for `in_bytes` on the GPU: its evicted memory, without which it
+    cannot run, and new allocations. If `short_bytes` is above 0, so much space is missing.
     """
 
     tenant: str

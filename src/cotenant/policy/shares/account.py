@@ -36,7 +36,7 @@ class Share:
             raise ValueError(f"weight {self.weight} is negative")
 
 
-# kinds of time spans of a tenant: it held the GPU, it held the GPU while no other tenant waited, or it was idle
+# kinds of a tenant's time spans: it held the GPU while others waited, it held the GPU while none waited, it was idle
 HELD, FREE, IDLE = 0, 1, 2
 
 

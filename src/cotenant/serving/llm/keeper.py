@@ -28,7 +28,7 @@ class Keeper:
         self._tell(f"+{group}\n")
 
     def ended(self, group: int) -> None:
-        """Tell the keeper process that a process group has ended; it kills what is left of the group."""
+        """Kill what is left of a process group that has ended, and tell the keeper process."""
         if group in self.groups:
             self.groups.discard(group)
             kill_group(group)

@@ -30,7 +30,7 @@ GRID = math.log(1.01)  # feasibility is decided for rates that are rounded up to
 TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
 GUARDS = (1.1, 1.25, 1.4)  # factors on the rates by which a planner that ignores interference makes up for it
-CROWDED = 1000  # with at most this many GPUs, many models may share a gpulet, because a gpulet's record is then large
+CROWDED = 1000  # with more GPUs, only few models may share a gpulet: records of gpulets with many models are large
 SPARE = 1 + 3e-6  # rates are planned higher by this factor, so that rounding leaves none too low
 
 
