@@ -10,7 +10,7 @@
 /* a waiting thread polls this long without a pause, since a sleep takes 60 us, as long as a piece */
 #define SPIN_NS 500000
 #define WAKE_NS 200000         /* a thread that waits for a long piece polls again this long before its expected end */
-#define ASK_STREAM_NS 2000000  /* time between two checks of a waiting thread whether its context still works */
+#define ASK_STREAM_NS 2000000  /* at this interval a waiting thread checks whether its context still works */
 
 
 static bool no_stream_waits; /* this driver does not support stream operations that wait on memory */

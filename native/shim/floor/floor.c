@@ -167,7 +167,7 @@ struct leave {
 static bool may_go(struct floor *floor, struct gpu *gpu, struct work work, int64_t next_ns, struct leave *leave)
 {
     leave->now_ns = look_at_clock(floor);
-    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* the agent sees by this time that the process launches work */
+    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* tells the agent that the process launches work */
     leave->rule = current_rule(floor, gpu, work);
     leave->ls_class = active_class(floor->page, work.work_class, leave->now_ns);
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
@@ -231,7 +231,7 @@ static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece
         floor->state.outstanding_ns + ns > allowed_ns)
         return false;
     int64_t now_ns = glance_at_clock(floor);
-    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* the agent sees by this time that the process launches work */
+    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* tells the agent that the process launches work */
     floor_went(&rule, &floor->state, 0, ns, now_ns);
     return true;
 }

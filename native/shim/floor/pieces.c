@@ -22,8 +22,8 @@
 static uint32_t scaled_in[(1 << COST_BITS) + COST_BESIDE];
 static uint32_t chain_number;
 
-/* Called when the program launches in another context than before. The work in flight of the previous context is taken
- * to end first. */
+/* Called when the program launches in another context than before. The work in flight of the previous context is
+ * assumed to end first. */
 void cot_pieces_switch(struct floor *floor, CUcontext context)
 {
     if (cot_piece(floor, floor->newest)->count > 0)

@@ -66,8 +66,8 @@ def parse_times(text: str) -> tuple[list[Timed], int]:
 
 
 def classify(narrow: float, beside: float) -> str:
-    """Return the work class of a kernel from two ratios of its times: on NARROW to on WIDE, and on WIDE with to without
-    the memory load.
+    """Return the work class of a kernel from two ratios: its time on NARROW divided by its time on WIDE, and its time
+    on WIDE with the memory load divided by that without.
     """
     if beside >= NEEDS_MEMORY:
         return "memory"

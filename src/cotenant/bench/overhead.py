@@ -18,7 +18,7 @@ from cotenant.bench.workload import KINDS
 # several tenants are connected, but only one works at a time; that tenant must count as alone at once, not after the
 # usual delay
 ALONE = {"alone_after": "0s"}
-LEAD_IN_S = 0.5  # in this time in s, the turn on the GPU of the tenant that was measured before ends
+LEAD_IN_S = 0.5  # time in s before a measurement, in which the turn of the previously measured tenant ends
 # this fraction of the steps, the slowest ones, is ignored, because other work of the machine slowed them down
 TRIMMED = 0.1
 

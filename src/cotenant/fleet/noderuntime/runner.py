@@ -244,7 +244,7 @@ class Runner:
             by_signal = code == 128 + signal.SIGTERM
             if self.asked and (by_signal or pid in self.shells) and self._pass_on(rank):
                 if not by_signal:
-                    self.codes[rank] = code  # counts if all programs that the shell leaves end by SIGTERM
+                    self.codes[rank] = code  # the rank's exit status if all programs that the shell left end by SIGTERM
                 continue
             # if a rank has several processes, its exit status is that of one that did not end by SIGTERM, if there is
             # one

@@ -225,8 +225,8 @@ class Chooser:
         )
 
     def _present_hosts(self, world: World, rows: NDArray[Any], held: Ints) -> Ints:
-        """Return an index into `rows` for each job: of its host, the first job on the GPU that the job shares as the
-        second one. NONE for a job without a host, and if the host has ended or waits.
+        """Return for each job the index into `rows` of its host, the job to whose GPU it was added. NONE for a job
+        without a host, and if the job or its host has ended or waits.
         """
         hosts = self.host[rows]
         at = np.minimum(np.searchsorted(rows, hosts), len(rows) - 1)
