@@ -46,7 +46,7 @@ class _Attempt:
         self.page = Page(folder)
         self.starter: subprocess.Popen[bytes] | None = None
         self.progress: dict[str, Any] | None = None
-        self.progress_mtime_ns = 0
+        self.progress_seen = (0, 0)
         self.parked = bool((folder / "parked").exists())
 
     @property
@@ -327,12 +327,14 @@ class NodeJobs:
             return
         path = attempt.job_dir / "progress.json"
         with contextlib.suppress(OSError):
-            mtime_ns = path.stat().st_mtime_ns
-            if mtime_ns != attempt.progress_mtime_ns:
+            status = path.stat()
+            # a second report within one tick of the file system's clock has the same time, but another inode
+            seen = (status.st_ino, status.st_mtime_ns)
+            if seen != attempt.progress_seen:
                 found = read_json(path)
                 if found is not None and found.get("attempt") == attempt.order["n"]:
                     attempt.progress = found
-                attempt.progress_mtime_ns = mtime_ns
+                attempt.progress_seen = seen
 
     def close(self) -> None:
         """Close the pages of all attempts; jobs continue."""

@@ -65,8 +65,9 @@ class Runner:
         if os.fork():
             # the actor that started this process may end it, but not the forked child, which continues with the lock
             os._exit(0)
-        self.page.set("runner_pid", os.getpid())
+        # the node sends SIGUSR1 as soon as it knows the pid, and an unblocked one would end this process
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self.page.set("runner_pid", os.getpid())
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             self.start()
