@@ -133,8 +133,8 @@ def _search(
     made: Callable[[float, int, float | None], OpenAiTest], clients: int, target: float, tolerance: float,
     probe_s: float,
 ) -> Found[OpenAiResult]:  # fmt: skip
-    """Search for the largest factor on the load at which all models meet their SLOs. In a closed loop, numbers of
-    clients are whole.
+    """Search for the largest factor on the load at which all models meet their SLOs. In a closed loop, only factors
+    that give a whole number of clients are tried.
     """
     import sys
 

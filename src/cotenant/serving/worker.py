@@ -116,7 +116,7 @@ class WorkerFactory(Protocol):
         """The GPUs that can be used now, by their numbers in the plan; None: all."""
 
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
-        """A worker that is not yet started."""
+        """Create a worker, which is not started yet."""
 
     async def close(self) -> None:
         """Release what the workers shared. Called after all workers have been stopped."""

@@ -102,7 +102,7 @@ class MemoryLimit(Strict):
     """A memory limit with a demanded enforcement: `memory: {bytes: 8GiB, enforce: driver}`."""
 
     size: Size = Field(alias="bytes")
-    """The limit."""
+    """The memory limit."""
     enforce: Annotated[Strength, parsed(strength_named)]
     """Weakest enforcement with which the tenant may run: kernel, driver, shim."""
 
@@ -163,29 +163,29 @@ class AgentFile(Strict):
     fail: Literal["open", "closed"] = "closed"
     """What tenants do without the agent: wait (closed), or continue without limits (open)."""
     discipline: Annotated[str, parsed(_discipline)] = "request-limit"
-    """Order in which tenants get time slices under the mechanism `time`."""
+    """Rule by which tenants get turns (time slices that the agent grants) under the mechanism `time`."""
     quota_ns: Nanoseconds = Field(default=UNSET, alias="quota")
-    """Length of a time slice until the length of the tenant's bursts is known."""
+    """Length of a tenant's turn until the length of the tenant's bursts of work is known."""
     min_quota_ns: Nanoseconds = Field(default=UNSET, alias="min_quota")
-    """Shortest slice."""
+    """Length of the shortest turn."""
     max_quota_ns: Nanoseconds = Field(default=UNSET, alias="max_quota")
-    """Longest slice."""
+    """Length of the longest turn."""
     window_ns: Nanoseconds = Field(default=UNSET, alias="window")
     """Time window in which each tenant gets its request and does not exceed its limit."""
     idle_credit_ns: Nanoseconds = Field(default=UNSET, alias="idle_credit")
-    """Most idle time for which a tenant may get GPU time later."""
+    """Longest time in which a tenant was idle that it may make up for later."""
     alone_ns: Nanoseconds = Field(default=UNSET, alias="alone_after")
-    """A tenant that has been alone on its GPU for this time gets a time slice without an end."""
+    """A tenant that has been alone on its GPU for this time gets an unbounded turn."""
     exclusive_ns: Nanoseconds = Field(default=UNSET, alias="exclusive_turn")
-    """Length of a time slice in the discipline `exclusive-turns`."""
+    """Length of a turn in the discipline `exclusive-turns`."""
     grace_ns: Nanoseconds = Field(default=UNSET, alias="revoke_grace")
-    """Time from the end of a time slice until it is revoked from a tenant that still runs."""
+    """Time from the deadline of a turn until the turn is revoked, if the tenant still runs."""
     stuck_ns: Nanoseconds = Field(default=UNSET, alias="stuck_after")
-    """Time from the revocation until other tenants get the GPU although the tenant's kernels still run."""
+    """Time from the revocation of a turn until other tenants get the GPU although the tenant's kernels still run."""
     idle_release_ns: Nanoseconds = Field(default=UNSET, alias="idle_release")
-    """Time without a launch after which a tenant returns its time slice."""
+    """Time without a launch after which a tenant returns its turn."""
     inflight_ns: Nanoseconds = Field(default=UNSET, alias="work_in_flight")
-    """Most GPU time of launched but unfinished work of a tenant."""
+    """Largest amount of launched but unfinished work of a tenant, in GPU time."""
     reconnect_ms: Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e3)), TIME] = Field(
         default=UNSET, alias="reconnect"
     )

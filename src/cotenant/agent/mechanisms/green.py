@@ -1,4 +1,5 @@
-"""Mechanism green: a server's worker creates green contexts on a subset of the SMs and changes it between batches."""
+"""Mechanism green: a server's worker creates green contexts on a part of the SMs, and changes the part between batches.
+"""
 
 from __future__ import annotations
 

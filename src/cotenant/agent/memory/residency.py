@@ -293,7 +293,8 @@ class Residency:
 
     async def all_out(self, tenant: Tenant, gpu: str, hand: HandleTransfer | None = None) -> bool:
         """Evict a tenant completely, even while other memory of the GPU is being moved."""
-        occupant = self._residents.refresh(gpu).occupants.get(tenant.name)  # None: the tenant has ended meanwhile
+        # there is no entry for a tenant that has ended meanwhile
+        occupant = self._residents.refresh(gpu).occupants.get(tenant.name)
         movable = occupant.resident_bytes if occupant is not None else 0
         return not movable or await self._move_out(tenant, gpu, movable, hand=hand)
 

@@ -22,7 +22,7 @@ from cotenant.devices.registry import device_of
 
 LOG = logging.getLogger(__name__)
 
-SLOWEST_BPS = 0.4e9  # a slower checkpoint or restore is treated as stalled; 1.8e9 and 4.3e9 were measured
+SLOWEST_BPS = 0.4e9  # a slower checkpoint or restore is treated as stalled; rates of 1.8e9 and 4.3e9 were measured
 FREE_WITHIN_S = 3.0
 SETTLE_WITHIN_S = 30.0
 

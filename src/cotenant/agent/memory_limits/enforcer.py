@@ -1,7 +1,7 @@
 """Limits the GPU memory of tenants' control groups (cgroups), by the kernel or the GPU's driver.
 
-The agent sets a limit before the tenant's program runs, changes it with the tenant, restores it when another program
-changed it, and clears it before the group is removed.
+The agent sets a limit before the tenant's program runs, changes it when the tenant's limit changes, restores it when
+another program changed it, and clears it before the group is removed.
 """
 
 from __future__ import annotations

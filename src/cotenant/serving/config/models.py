@@ -51,7 +51,7 @@ class ModelEntry(Strict):
     command: str = Field(min_length=1)
     """The program; `{port}` becomes a free port of 127.0.0.1. It is run without a shell."""
     memory: Memory
-    """GPU memory it may use in total: weights, KV cache, workspaces."""
+    """GPU memory that the program may use in total: weights, KV cache, workspaces."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
     """Best-effort models wait while latency-sensitive models on their GPU work, and are evicted first."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
@@ -68,7 +68,7 @@ class ModelEntry(Strict):
     """The program's name for the model; by default the argument of `transformers serve`, else `name` if it is in the
     program's `/v1/models`, else the first there."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
-    """Requests that may wait; one more is refused."""
+    """Largest number of requests that may wait; further requests are refused."""
     max_concurrency: int = Field(default=256, ge=1, le=1_000_000)
     """Largest number of requests that the program processes at once."""
 

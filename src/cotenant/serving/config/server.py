@@ -28,11 +28,11 @@ class ListenEntry(Strict):
     tls_certificate: str | None = None
     """Certificate for both endpoints, relative to this file."""
     tls_key: str | None = None
-    """Its key."""
+    """Private key of the certificate, relative to this file."""
     tokens: str | None = None
     """File with a bearer token per line, one of which clients must send; without it no token is required."""
     max_body: Bytes = Field(default=64 << 20, ge=1024, le=1 << 33)
-    """Largest request."""
+    """Largest size of a request's body."""
     max_in_flight: int = Field(default=10_000, ge=1, le=1_000_000)
     """Largest number of requests in the server; close to it, requests of low priority are refused."""
     max_connections: int = Field(default=20_000, ge=1, le=1_000_000)
@@ -61,7 +61,7 @@ class ServingEntry(Strict):
     forecast: Literal["ewma", "trend"] = "trend"
     """Forecast of the rates of the next period."""
     patience: int = Field(default=3, ge=1, le=1000)
-    """Number of successive periods that must need fewer GPUs before one is released."""
+    """Number of successive periods that must need fewer GPUs before GPUs are released."""
     least_rate: float = Field(default=0.1, ge=0, le=1)
     """An idle service is planned for this fraction of the rate in its file."""
     verify: bool = True

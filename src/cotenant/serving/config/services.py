@@ -65,7 +65,7 @@ class ServiceEntry(Strict):
     work_class: Literal["unknown", "memory", "compute"] = "unknown"
     """Resource that limits the service's kernels, which the scheme orion uses."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
-    """Requests that may wait; one more is refused."""
+    """Largest number of requests that may wait; further requests are refused."""
     arrivals: str | None = None
     """Arrival process in simulations: poisson, constant, gamma:CV, mmpp:..., trace:FORMAT:FILE."""
     backend: str | None = None
@@ -90,7 +90,7 @@ class ApplicationEntry(Strict):
     name: str = Field(min_length=1, max_length=200)
     """The application's name in requests."""
     graph: dict[str, list[str]] | str
-    """Each stage with those that follow it, or the name of a known graph."""
+    """Each stage with the stages that follow it, or the name of a known graph."""
     rate_rps: float = Field(allow_inf_nan=False, gt=0)
     """Requests per second to plan for."""
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
