@@ -36,12 +36,12 @@ def faults(found: dict[str, Any]) -> None:
             found[name] = failure(error)
 
 
-def ls_killed() -> dict[str, Any]:
-    """Kill an LS process while its LS-activity flag is set."""
+def ls_killed(**settings: Any) -> dict[str, Any]:
+    """Kill an LS process while its LS-activity flag is set. `settings`: of the scheme, where they differ."""
     with Rig(GPU, together=TOGETHER) as rig:
         be = rig.be(below=True).wait_ready()
         be.ask("load mm2048", 60)
-        rig.scheme("tidal")
+        rig.scheme("tidal", **settings)
         script = (
             "import sys, time; sys.path.insert(0, sys.argv[1]);"
             "from pathlib import Path; from cotenant.agent.gate.client import join_floor;"

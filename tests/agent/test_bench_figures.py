@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,11 +63,17 @@ def test_a_block_counts_what_is_done() -> None:
     assert done["busy_ns"] == 10 * done["count"]
 
 
-def test_a_block_can_time_its_steps() -> None:
-    steps_ns: list[int] = []
-    done = run_block(lambda: (1, 0), lambda: (0, 0), 0.001, steps_ns)
-    assert len(steps_ns) == done["count"]
-    assert 0 <= done["end_ns"] - done["begin_ns"] - sum(steps_ns) < 5_000_000
+def test_a_block_can_time_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns, steps_ns = [7], list[int]()
+    monkeypatch.setattr("cotenant.bench.workload.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+
+    def work(ns: int) -> tuple[int, int]:
+        now_ns[0] += ns
+        return 1, 0
+
+    done = run_block(lambda: work(300_000), lambda: work(50_000), 0.001, steps_ns)
+    assert steps_ns == [300_000] * 4
+    assert (done["count"], done["begin_ns"], done["end_ns"]) == (5, 7, 1_250_007)
 
 
 def blocks(*rates: float) -> list[Block]:

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,13 @@ from cotenant.policy.shares import QuotaSettings
 
 GPU = Gpu("GPU-00000000-0000-0000-0000-000000000001", "Test GPU", 8 << 30, 0, kind="soft")
 GRANT = MessageType.TOKEN_GRANT
+
+
+@pytest.fixture(autouse=True)
+def standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No turn ends by itself, however long a busy machine stops a test."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr("cotenant.agent.turns.broker.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
 
 
 class Process:

@@ -29,7 +29,9 @@ def software_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ls_is_killed_while_it_holds_the_floor() -> None:
-    found = steps.ls_killed()
+    # A busy machine may keep the holder from its heartbeat for longer than the default timeout of it. With a longer one
+    # it is the agent, which sees the holder's end, that lets best-effort work go on.
+    found = steps.ls_killed(heartbeat_timeout_ms=60_000)
     assert found["launches_while_held"] == 0
     assert 0 <= found["be_goes_on_after_ms"] < 60_000
 

@@ -82,6 +82,7 @@ def test_who_may_not_join_is_hung_up_on(agent: AgentProcess, what: str) -> None:
 
 def test_holders_are_told_apart_and_a_place_is_given_again(agent: AgentProcess) -> None:
     uuid = uuid_of(agent)
+    agent.call("colocation", heartbeat_timeout_ms=HEARTBEAT_MS)
     first, second = join_floor(agent.folder, uuid), join_floor(agent.folder, uuid)
     first.raise_()
     holders = agent.call("colocation")["gpus"][uuid]["holders"]
@@ -97,6 +98,7 @@ def test_holders_are_told_apart_and_a_place_is_given_again(agent: AgentProcess) 
 
 def test_work_that_is_on_its_way_raises_the_floor_for_who_will_do_it(agent: AgentProcess) -> None:
     uuid = uuid_of(agent)
+    agent.call("colocation", heartbeat_timeout_ms=HEARTBEAT_MS)
     sender = join_floor(agent.folder, uuid)
     code = "import sys; from pathlib import Path; from cotenant.agent.gate.client import join_floor\n"
     code += (
@@ -252,8 +254,9 @@ def test_schemes_without_a_gate_do_not_wait(rig: tuple[Rig, Program]) -> None:
     started.scheme("mps-plus", heartbeat_timeout_ms=HEARTBEAT_MS)
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
+    begun = time.monotonic_ns()
+    over = begun + (HEARTBEAT_MS - 1_000) * 1_000_000
     be.tell("times 0.2")
-    begun, over = time.monotonic_ns(), time.monotonic_ns() + 5 * 10**9
     assert any(begun < at < over for at in be.answer()["times_ns"]), "it launched while it was up"
     floor.close()
     started.scheme("tidal")
@@ -286,9 +289,9 @@ def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(
     ls.close()
 
 
-def soonest_150(times: list[int]) -> int:
-    """Least time in which 150 launches went, of the first ones, in ns."""
-    return min(last - first for first, last in zip(times[:150], times[20:170], strict=True))
+def soonest_20(times: list[int]) -> float:
+    """Least time in which 20 launches went, of the first 170, in ns; infinite if a busy machine let fewer go."""
+    return min((last - first for first, last in zip(times[:150], times[20:170], strict=False)), default=math.inf)
 
 
 def test_a_tenant_may_have_more_in_flight_than_the_scheme_says(rig: tuple[Rig, Program]) -> None:
@@ -301,7 +304,7 @@ def test_a_tenant_may_have_more_in_flight_than_the_scheme_says(rig: tuple[Rig, P
     be.ask("load mm2048", 60)
     # The kernels take 25 us. At the start, 200 of them fit into 5 ms. Within the scheme's 100 us, each 20 of them would
     # take at least 400 us. A busy machine takes longer for many of them, but not for all.
-    wait_for(lambda: soonest_150(be.ask("times 0.05")["times_ns"]) < 300_000)
+    wait_for(lambda: soonest_20(be.ask("times 0.05")["times_ns"]) < 300_000)
     floor.close()
     be.close()
 
@@ -314,10 +317,16 @@ def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Pr
     def bounded() -> bool:
         return bool(started.scheme("tidal")["gpus"][started.uuid]["bounded"])
 
+    def waited_after(order: str) -> float:
+        """All of the waits so far, and some or all of those of the order: a program publishes them now and then."""
+        before = started.tenants()["be"]["launches"]
+        be.ask(order)
+        wait_for(lambda: started.tenants()["be"]["launches"] > before, what="it has published them")
+        return float(started.tenants()["be"]["gate_wait_s"])
+
     wait_for(lambda: not bounded(), what="nobody has joined")
-    waited = started.tenants()["be"]["gate_wait_s"]
-    be.ask("times 0.3")
-    assert started.tenants()["be"]["gate_wait_s"] < waited + 0.05
+    waited = waited_after("times 0.1")
+    assert waited_after("times 0.3") < waited + 0.05
     floor = join_floor(started.bench.folder, started.uuid)
     assert bounded()
 
