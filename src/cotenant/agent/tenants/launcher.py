@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,14 +96,17 @@ def run(launch: Launch) -> int:
         # On a terminal the program stays in this process's group, so that Ctrl-C, Ctrl-Z and fg work as usual.
         # Elsewhere the program gets its own process group, and this process forwards its signals to that group.
         group = None if _on_terminal() else 0
-        try:
-            child = subprocess.Popen(launch.command, env=environment, process_group=group)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise InputError(f"{launch.command[0]}: cannot be started: {reason}") from None
-        with contextlib.suppress(WorkError):  # if the program has already ended, the agent need not know of its start
-            client.call("started", name=answer["name"], pid=child.pid)
-        code = _wait(child, launch.timeout_s, own_group=group == 0, name=answer["name"], folder=launch.folder)
+        with _Signals(own_group=group == 0) as signals:
+            try:
+                child = subprocess.Popen(launch.command, env=environment, process_group=group)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                raise InputError(f"{launch.command[0]}: cannot be started: {reason}") from None
+            signals.forward_to(child)
+            # if the program has already ended, the agent need not know of its start
+            with contextlib.suppress(WorkError):
+                client.call("started", name=answer["name"], pid=child.pid)
+            code = _wait(child, launch.timeout_s, name=answer["name"], folder=launch.folder)
     _report_warnings(launch.folder, answer["name"])
     return code
 
@@ -114,26 +118,57 @@ def _on_terminal() -> bool:
         return False
 
 
-def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group: bool, name: str, folder: Path) -> int:
-    def pass_on(number: int, _frame: object) -> None:
+class _Signals:
+    """Context manager: forwards this process's signals to the program. Signals that arrive while the program is being
+    started are forwarded as soon as it has started; without that, they would end the launcher and not the program.
+    """
+
+    def __init__(self, *, own_group: bool) -> None:
+        self._own_group = own_group
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        # a signal that is ignored (nohup) stays ignored while the program is started, which inherits that
+        self._take(number for number in PASSED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
+        return self
+
+    def _take(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._before[number] = signal.signal(number, self._came)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def forward_to(self, child: subprocess.Popen[bytes]) -> None:
+        """Forward all signals, also those that have arrived, to the program."""
+        self._child = child
+        self._take(number for number in PASSED_SIGNALS if number not in self._before)
+        while self._early:
+            self._came(self._early.pop(0), None)
+
+    def _came(self, number: int, _frame: object) -> None:
+        child = self._child
+        if child is None:
+            self._early.append(number)
+            return
         with contextlib.suppress(ProcessLookupError):
-            if own_group:
+            if self._own_group:
                 os.killpg(child.pid, number)
             # signals of a terminal reach the program itself, too, so the launcher does not forward them
             elif number not in TERMINAL_SIGNALS:
                 child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in PASSED_SIGNALS}
+
+def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, name: str, folder: Path) -> int:
     try:
-        try:
-            code = child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            LOG.warning("timeout of %g s: stopping the program", timeout_s)
-            _stop(child, name, folder)
-            return 124  # the exit code of timeout(1) in this case
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        code = child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        LOG.warning("timeout of %g s: stopping the program", timeout_s)
+        _stop(child, name, folder)
+        return 124  # the exit code of timeout(1) in this case
     return code if code >= 0 else 128 - code
 
 
