@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from agent_harness import AgentProcess, declare
 from fake_shim import FakeShim
-from waiting import wait_for
+from waiting import WITHIN_S, wait_for
 
 from cotenant.abi.floor import WorkClass
 from cotenant.abi.protocol import FLOOR_SOCKET
+from cotenant.agent.gate import client
 from cotenant.agent.gate.client import Floor, join_floor
 
 
@@ -38,6 +42,27 @@ def test_who_lowers_while_another_agent_is_found_stays_down(agent: AgentProcess)
     floor._moved_to(floor.mapping)
     assert floor.mapping.raised[0] == 0
     floor.close()
+
+
+def test_a_gate_that_is_closed_while_another_agent_is_found_is_left(
+    agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that joins the next agent's gate has just joined it: the process must not stay there."""
+    floor = join_floor(agent.folder, str(agent.call("status")["gpus"][0]["uuid"]))
+    joined, closed, connect = threading.Event(), threading.Event(), client._connect
+
+    def late(path: Path, uuid: str) -> client._Mapping:
+        fresh = connect(path, uuid)
+        joined.set()
+        closed.wait(WITHIN_S)
+        return fresh
+
+    monkeypatch.setattr(client, "_connect", late)
+    floor.mapping.connection.shutdown(socket.SHUT_RDWR)  # as if the agent had ended
+    assert joined.wait(WITHIN_S)
+    floor.close()
+    closed.set()
+    wait_for(lambda: [gpu["holders"] for gpu in agent.call("colocation")["gpus"].values()] == [[]])
 
 
 def test_a_class_that_changes_under_a_running_program_is_said(

@@ -203,6 +203,8 @@ class Floor:
                     fresh, stale = _connect(self._path, self._uuid), self.mapping
                     stale.connection.close()
                     self._moved_to(fresh)
+                    if self._closed:  # `close` was called meanwhile, and knew only the previous agent's connection
+                        fresh.connection.close()
                     break
 
     def _moved_to(self, fresh: _Mapping) -> None:
