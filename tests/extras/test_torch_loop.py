@@ -17,6 +17,17 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
 
+from waiting import wait_for  # noqa: E402
+
+# Put before a program: after the steps in HOLD_AT it waits for the file GO-STEP, so that a test acts between two steps.
+HOLD = """
+import os, time
+
+def hold(step):
+    while str(step) in os.environ.get("HOLD_AT", "").split() and not os.path.exists(f"{os.environ['GO']}-{step}"):
+        time.sleep(0.01)
+"""
+
 # A program with many sources of randomness: dropout, augmentation by three generators, masking in the collate function,
 # shuffling, and also momentum and a learning rate schedule.
 PROGRAM = """
@@ -51,6 +62,7 @@ def main():
         scheduler.step()
         print(json.dumps([loop.step, loss.item().hex()]), file=out, flush=True)
         time.sleep(float(os.environ.get("STEP_S", "0")))
+        hold(loop.step)
 
 main()
 """
@@ -58,7 +70,7 @@ main()
 
 def start(folder: Path, workers: int, curve: Path, **environment: str) -> subprocess.Popen[str]:
     program = folder.parent / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(HOLD + PROGRAM)
     return subprocess.Popen(
         [sys.executable, str(program), str(workers), str(curve)], text=True, stderr=subprocess.PIPE,
         env=os.environ | {"COTENANT_JOB_DIR": str(folder)} | environment, start_new_session=True,
@@ -70,7 +82,7 @@ def curve_of(path: Path) -> list[Any]:
 
 
 def after_steps(process: subprocess.Popen[str], curve: Path, steps: int) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200  # long, because a busy machine imports torch slowly
     while process.poll() is None and time.monotonic() < end:
         if curve.exists() and len(curve.read_text().splitlines()) >= steps:
             return
@@ -91,13 +103,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def test_the_loss_curve_is_bit_identical(tmp_path: Path, whole: list[Any], workers: int) -> None:
     """Stopped twice by a signal to its whole group, in different epochs, and killed once, under other worker counts."""
     assert len(whole) == 36
-    folder, curve = tmp_path / "job", tmp_path / "curve"
+    folder, curve, go = tmp_path / "job", tmp_path / "curve", tmp_path / "go"
     for attempt, (until, number) in enumerate(((5, signal.SIGTERM), (17, signal.SIGTERM), (22, signal.SIGKILL))):
         process = start(
-            folder, workers, curve, STEP_S="0.05", COTENANT_ATTEMPT=str(attempt), COTENANT_CPUS=str(1 + attempt)
-        )
+            folder, workers, curve, HOLD_AT=str(until - 1), GO=str(go), COTENANT_ATTEMPT=str(attempt),
+            COTENANT_CPUS=str(1 + attempt),
+        )  # fmt: skip
         after_steps(process, curve, until)
         os.killpg(process.pid, number)
+        Path(f"{go}-{until - 1}").touch()
         process.communicate(timeout=60)
         assert process.returncode == (75 if number == signal.SIGTERM else -9)
     process = start(folder, workers, curve, COTENANT_ATTEMPT="3")
@@ -112,18 +126,18 @@ def test_the_loss_curve_is_bit_identical(tmp_path: Path, whole: list[Any], worke
 def test_workers_follow_the_cores_and_the_curve_does_not_change(tmp_path: Path, whole: list[Any]) -> None:
     from cotenant.training.contract import Lease, write_lease
 
-    folder, curve = tmp_path / "job", tmp_path / "curve"
+    folder, curve, go = tmp_path / "job", tmp_path / "curve", tmp_path / "go"
     folder.mkdir()
     write_lease(folder, 0, Lease(cpus=1.0))
-    process = start(folder, 1, curve, STEP_S="0.08")
-    counts = {}
-    for cpus, until in ((1.0, 4), (3.0, 12), (2.0, 20)):
-        write_lease(folder, 0, Lease(cpus=cpus))
+    # a step takes longer than the interval at which the loop reads its lease
+    process = start(folder, 1, curve, STEP_S="0.08", HOLD_AT="3 11 19", GO=str(go))
+    for cpus, until, following in ((1, 4, 3.0), (3, 12, 2.0), (2, 20, 2.0)):
         after_steps(process, curve, until)
-        counts[cpus] = len(children(process.pid))
+        wait_for(lambda: len(children(process.pid)) == cpus, what=f"{cpus} workers")  # noqa: B023 - called in this round
+        write_lease(folder, 0, Lease(cpus=following))
+        Path(f"{go}-{until - 1}").touch()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert counts == {1.0: 1, 3.0: 3, 2.0: 2}
     assert curve_of(curve) == whole
 
 
@@ -156,7 +170,7 @@ def main():
             loss.backward()
             optimizer.step()
             print(json.dumps([loop.step, loss.item().hex()]), file=out, flush=True)
-            time.sleep(float(os.environ.get("STEP_S", "0")))
+            hold(loop.step)
 
 main()
 """
@@ -164,7 +178,7 @@ main()
 
 def gang(folder: Path, curve: Path, port: int, **environment: str) -> list[subprocess.Popen[str]]:
     program = folder.parent / "gang.py"
-    program.write_text(GANG)
+    program.write_text(HOLD + GANG)
     started = []
     for rank in range(2):
         own = {"COTENANT_JOB_DIR": str(folder), "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
@@ -186,10 +200,11 @@ def test_a_gang_leaves_together_and_goes_on_bit_by_bit(tmp_path: Path, free_port
     for name in ("whole", "job"):
         (tmp_path / name).mkdir()
     assert ended(gang(tmp_path / "whole" / "job", tmp_path / "whole" / "curve", free_port)) == [0, 0]
-    curve = tmp_path / "job" / "curve"
-    started = gang(tmp_path / "job" / "job", curve, free_port, STEP_S="0.05")
+    curve, go = tmp_path / "job" / "curve", tmp_path / "go"
+    started = gang(tmp_path / "job" / "job", curve, free_port, HOLD_AT="10", GO=str(go))
     after_steps(started[1], Path(f"{curve}-1"), 11)
     started[1].send_signal(signal.SIGTERM)
+    Path(f"{go}-10").touch()
     assert ended(started) == [75, 75]
     assert ended(gang(tmp_path / "job" / "job", curve, free_port, COTENANT_ATTEMPT="1")) == [0, 0]
     for rank in range(2):

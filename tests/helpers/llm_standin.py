@@ -3,7 +3,8 @@ the standard library.
 
 Each answer names the model of the program and the request's own prompt. `max_tokens` tokens come `gap` seconds apart.
 A prompt of `die` ends the program at once, `die-once` where the named file is not there yet, `die-late` after two
-tokens, `hold` after one token until the client goes. Lines of standard output say what has happened.
+tokens, `hold` after one token until the client goes, `until` is answered when the named file is there. `--until`: the
+program listens when that file is there. Lines of standard output say what has happened.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ async def answer(given: argparse.Namespace, reader: asyncio.StreamReader, writer
             if prompt != "die":
                 Path(prompt[9:]).touch()
             os._exit(3)
+        while prompt.startswith("until ") and not Path(prompt[6:]).exists():
+            await asyncio.sleep(0.01)
         count = content.get("max_tokens", 3)
         if content.get("stream"):
             await stream(given, reader, writer, prompt, count)
@@ -91,13 +94,14 @@ async def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--model")
     parser.add_argument("--gap", type=float, default=0.0)
-    parser.add_argument("--load", type=float, default=0.0)
+    parser.add_argument("--until", type=Path)
     parser.add_argument("--fail")
     parser.add_argument("--no-list", action="store_true", help="as transformers serve 5.17 without a cache of models")
     given = parser.parse_args()
     if given.fail:
         raise SystemExit(given.fail)
-    await asyncio.sleep(given.load)
+    while given.until and not given.until.exists():
+        await asyncio.sleep(0.01)
     server = await asyncio.start_server(lambda r, w: connection(given, r, w), "127.0.0.1", given.port)
     print("ready", flush=True)
     await server.serve_forever()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -165,7 +166,8 @@ def test_transformers_serve_has_no_list_and_one_name(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_is_told_with_when_to_come_again(tmp_path: Path) -> None:
-    with door(tmp_path, model("a", options="--load 1.5", max_queue=1)) as it:
+    loaded = tmp_path / "loaded"
+    with door(tmp_path, model("a", options=f"--until {loaded}", max_queue=1)) as it:
         answers: list[Any] = []
         first = threading.Thread(target=lambda: answers.append(it.chat("a", "first")))
         first.start()
@@ -174,6 +176,7 @@ def test_a_full_queue_is_told_with_when_to_come_again(tmp_path: Path) -> None:
         assert (status, content["error"]["type"]) == (429, "rate_limit_error")
         assert content["error"]["message"] == "1 requests are already waiting for a"
         assert int(headers["retry-after"]) >= 1
+        loaded.touch()
         first.join(PATIENCE_S)
         assert answers[0][0] == 200
 
@@ -212,17 +215,20 @@ def test_a_program_that_dies(tmp_path: Path) -> None:
 
 
 def test_kill_9_in_the_middle_of_many_requests(tmp_path: Path) -> None:
-    with door(tmp_path, model("a", options="--gap 0.2")) as it:
+    killed = tmp_path / "killed"
+    with door(tmp_path, model("a")) as it:
         assert it.chat("a")[0] == 200
         answers: list[Any] = []
-        threads = [threading.Thread(target=lambda: answers.append(it.chat("a", "many"))) for _ in range(8)]
+        threads = [threading.Thread(target=lambda: answers.append(it.chat("a", f"until {killed}"))) for _ in range(8)]
         for thread in threads:
             thread.start()
-        row = it.until("a", lambda row: row["open"] == 8)
-        os.kill(row["pid"], signal.SIGKILL)
+        until(lambda: it.said("a").count(f"asked until {killed}"), lambda count: count == 8)
+        os.kill(it.row("a")["pid"], signal.SIGKILL)
+        it.until("a", lambda row: row["deaths"] == 1)
+        killed.touch()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert [(status, content["text"]) for status, _, content in answers] == [(200, "a many")] * 8
+        assert [(status, content["text"]) for status, _, content in answers] == [(200, f"a until {killed}")] * 8
         assert it.row("a")["deaths"] == 1
         assert it.row("a")["retries"] == 8
 
@@ -236,10 +242,17 @@ def test_a_client_that_reads_slowly_holds_its_program_and_nobody_else(tmp_path: 
         slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         it.until("a", lambda row: row["open"] == 1)
         assert it.chat("a", "quick")[0] == 200
-        connections = it.server.front.connections
-        until(lambda: max(c.transport.get_write_buffer_size() for c in list(connections)), lambda size: size > 0)
+
+        def largest() -> int:
+            """Bytes in the largest write buffer of a connection, as the server's own thread sees it."""
+
+            async def look() -> int:
+                return max(c.transport.get_write_buffer_size() for c in it.server.front.connections)
+
+            return asyncio.run_coroutine_threadsafe(look(), it.loop).result(PATIENCE_S)
+
         # the answer has 20 MB, of which the server holds at most one buffer
-        assert all(c.transport.get_write_buffer_size() < 1 << 20 for c in list(connections))
+        assert until(largest, lambda size: size > 0) < 1 << 20
         slow.close()
         it.until("a", lambda row: row["open"] == 0)
 
