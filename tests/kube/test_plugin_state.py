@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -49,3 +52,23 @@ def test_the_kubelet_may_allocate_while_the_last_allocations_are_read() -> None:
     state.log.extend(Allocation(0.0, SHARE_RESOURCE, Slow(["GPU-0::0000"])) for _ in range(3))
     assert state.unclaimed(SHARE_RESOURCE, 1, {"pod": {"main": {SHARE_RESOURCE: ["GPU-0::0000"]}}}) == []
     assert len(state.log) == 6
+
+
+def test_an_allocation_while_the_listed_ones_are_read_counts_as_taken() -> None:
+    """The list of PodResources was made before it."""
+    state = PluginState(Inventory())
+    allocating = threading.Thread(target=state.note, args=(SHARE_RESOURCE, ["GPU-1::0000"]))
+
+    class Slow(tuple[str, ...]):
+        """Ids; while they are read, another container gets its own, as soon as it may."""
+
+        def __iter__(self) -> Iterator[str]:
+            allocating.start()
+            allocating.join(0.3)
+            return super().__iter__()
+
+    ids: Any = Slow(["GPU-0::0000"])
+    state.log.append(Allocation(time.monotonic(), SHARE_RESOURCE, ids))
+    state.listed([])
+    allocating.join()
+    assert state.taken == {SHARE_RESOURCE: {"GPU-0::0000", "GPU-1::0000"}}

@@ -55,6 +55,8 @@ class PluginState:
     taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> ids that PodResources lists as allocated
     log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
     kick: threading.Event = field(default_factory=threading.Event)
+    # keeps an allocation that the kubelet makes while PodResources is being read in `taken`
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     # Returns the (share units, memory units) of the containers on this node that have no devices yet. With the argument
     # True it asks the API server again.
     waiting: Callable[[bool], list[tuple[int, int]]] = lambda fresh: []
@@ -68,8 +70,9 @@ class PluginState:
         if resource in OTHER:
             alone = self._needs(resource, len(ids)) == {0}
             self._half = None if alone or self._other_half(resource) else allocation
-        self.log.append(allocation)
-        self.taken.setdefault(resource, set()).update(ids)
+        with self._lock:
+            self.log.append(allocation)
+            self.taken.setdefault(resource, set()).update(ids)
         self.kick.set()
         if self.one_gpu:
             self.inventory.wake()
@@ -80,11 +83,12 @@ class PluginState:
         for resource, ids in rows:
             taken.setdefault(resource, set()).update(ids)
         now = time.monotonic()
-        for allocation in list(self.log):
-            if now - allocation.at_s < LISTED_WITHIN_S:
-                taken.setdefault(allocation.resource, set()).update(allocation.ids)
-        before = self.taken, self._shown
-        self.taken = taken
+        with self._lock:
+            for allocation in self.log:
+                if now - allocation.at_s < LISTED_WITHIN_S:
+                    taken.setdefault(allocation.resource, set()).update(allocation.ids)
+            before = self.taken, self._shown
+            self.taken = taken
         if all(now - allocation.at_s >= SETTLED_S for allocation in list(self.log)[-1:]):
             self._shown = self._roomiest()
         if self.one_gpu and before != (self.taken, self._shown):
