@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
 
+from ports import reserved_ports  # noqa: E402
 from waiting import wait_for  # noqa: E402
 
 # Put before a program: after the steps in HOLD_AT it waits for the file GO-STEP, so that a test acts between two steps.
@@ -214,10 +216,6 @@ def test_a_gang_leaves_together_and_goes_on_bit_by_bit(tmp_path: Path, free_port
 
 
 @pytest.fixture
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+def free_port() -> Iterator[int]:
+    with reserved_ports() as (port,):
+        yield port

@@ -105,7 +105,7 @@ class Kubelet:
         for endpoint in ended:
             endpoint.close()
         for server in self._servers:
-            server.stop(0).wait(2)
+            server.stop(0).wait()
         self._servers.clear()
 
     def restart(self) -> None:

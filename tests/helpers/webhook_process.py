@@ -86,7 +86,7 @@ class _Named(http.client.HTTPSConnection):
     """Connects to an address and expects a certificate for another name."""
 
     def __init__(self, host: str, port: int, name: str, context: ssl.SSLContext) -> None:
-        super().__init__(host, port, timeout=10, context=context)
+        super().__init__(host, port, timeout=60, context=context)
         self._name, self._own = name, context
 
     def connect(self) -> None:

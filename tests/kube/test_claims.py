@@ -60,7 +60,7 @@ class ClaimKubelet:
             except grpc.RpcError:
                 return False
             caller(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")(
-                registration.RegistrationStatus(plugin_registered=True), timeout=5
+                registration.RegistrationStatus(plugin_registered=True), timeout=60
             )
         return True
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from held_agent import pod_cgroup, uuid_of
 from kube_node import Node
 from kubelet_standin import AdmissionError
 from pods import patched, pod, share
+from ports import reserved_ports
 from waiting import stays, wait_for
 
 from cotenant.abi.protocol import MessageType
@@ -355,13 +356,16 @@ def test_settings_that_do_not_fit_end_with_a_sentence(make_node: Callable[..., N
     assert "Traceback" not in node.said()
 
 
-def test_metrics_are_served(make_node: Callable[..., Node]) -> None:
-    import socket
+@pytest.fixture
+def reserved() -> Iterator[list[int]]:
+    with reserved_ports() as found:
+        yield found
+
+
+def test_metrics_are_served(make_node: Callable[..., Node], reserved: list[int]) -> None:
     import urllib.request
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = reserved
     node = make_node(gpus=1)
     node.start_plugin(f"--metrics-port={port}")
     node.ready()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from api_standin import ApiServer
 from pods import decoded, pod, review, share
+from ports import reserved_ports
 from waiting import wait_for
 from webhook_process import NAMES, Webhook, write_pair
 
@@ -153,13 +154,9 @@ def test_bodies_that_are_too_large_and_other_paths(start: Start, files: list[str
 
 
 def test_metrics(start: Start, files: list[str], tmp_path: Path) -> None:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     found = write_pair(tmp_path)
-    webhook = start(*files, f"--metrics-port={port}")
+    with reserved_ports() as (port,):
+        webhook = start(*files, f"--metrics-port={port}")
     webhook.review(found.ca, review(pod(annotations=share())))
     webhook.review(found.ca, review(pod(annotations=share("130%"))))
     webhook.post(found.ca, b"no JSON")
