@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "name": "pair", "graph": {"a": ["b"]}, "rate_rps": 5, "slo_ms": 60_000, "inputs": {"b": {"INPUT": "a.OUTPUT"}}
     }  # fmt: skip
     services = deployment(
-        [{"name": "a", "slo_ms": 60_000}, {"name": "b", "slo_ms": 5000}], tmp_path_factory.mktemp("triton"),
+        [{"name": "a", "slo_ms": 60_000}, {"name": "b", "slo_ms": 60_000}], tmp_path_factory.mktemp("triton"),
         applications=[graph],
     )  # fmt: skip
     lets = ({"a": 8, "b": 8}, {"pair:a": 4, "pair:b": 4})
@@ -251,10 +252,11 @@ def test_shared_memory_statistics_and_classes(client: Any) -> None:
     x = np.array([[1.0, 3.0, 2.0]], np.float32)
     c.unregister_system_shared_memory()
     c.unregister_cuda_shared_memory()
-    handle = shm.create_shared_memory_region("data", "/cotenant-triton", 24)
+    name = f"/cotenant-triton-{uuid.uuid4().hex}"
+    handle = shm.create_shared_memory_region("data", name, 24)
     try:
         shm.set_shared_memory_region(handle, [x])
-        c.register_system_shared_memory("data", "/cotenant-triton", 24)
+        c.register_system_shared_memory("data", name, 24)
         assert "data" in str(c.get_system_shared_memory_status(**form))
         given = module.InferInput("INPUT", [1, 3], "FP32")
         given.set_shared_memory("data", 12)

@@ -48,7 +48,6 @@ def test_every_shipped_experiment_has_a_plan(name: str) -> None:
     }
 
 
-@pytest.mark.timeout(120)
 def test_a_run_leaves_its_analysis(call: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     code, text, err = call("experiment", write(tmp_path, SMALL), "--out", out, "--rate", "x2", "--json")

@@ -157,10 +157,10 @@ def test_our_server_answers_over_grpc() -> None:
     services = {
         "gpus": {"count": 1, "model": "RTX2080Ti"},
         "backend": "timed",
-        "services": [{"name": "a", "model": "lenet1", "rate_rps": 100, "slo_ms": 2000}],
+        "services": [{"name": "a", "model": "lenet1", "rate_rps": 100, "slo_ms": 20_000}],
     }
     with running(services, http=None, grpc="127.0.0.1:0") as server:
-        result = send(f"grpc://{server.grpc_address}", 100, slo_ms=2000.0)
+        result = send(f"grpc://{server.grpc_address}", 100, slo_ms=20_000.0)
     assert counts(result) == (100, 100, 0, 0, 0)
 
 

@@ -37,6 +37,7 @@ def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: sign
         if how is signal.SIGKILL:
             agent.wait()
         os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), what="the gateway has reaped the worker")
         stays(lambda: infer(made.http_url, "b")[0] == 200, 0.5, "the gateway does not wait for the agent")
         assert infer(made.http_url, "a")[0] == 503
         if how is signal.SIGKILL:

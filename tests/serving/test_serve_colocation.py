@@ -65,7 +65,7 @@ def test_a_latency_sensitive_service_raises_the_floor_for_each_batch(bench: Benc
 
 def test_the_floor_shows_the_class_of_the_service_whose_batch_runs(bench: Bench, tmp_path: Path) -> None:
     """`work_class` of the file, whether a service has its worker alone or shares it with one of another class."""
-    # long enough for the test to look
+    # long enough for the test to look, if this process runs meanwhile
     long = {"slo_ms": 60_000, "model": drill(tmp_path, "long", latency_ms={"1": 400.0, "8": 400.0})}
     entries = [
         {"name": "a", "work_class": "memory", **long},
@@ -82,11 +82,19 @@ def test_the_floor_shows_the_class_of_the_service_whose_batch_runs(bench: Bench,
             while not over.is_set():
                 seen.update(bytes(watch.mapping.raised))
 
+        def seen_in_a_batch() -> set[int]:
+            assert infer(url, service)[0] == 200
+            return seen - {0}
+
         watching = threading.Thread(target=look)
         watching.start()
-        assert infer(url, service)[0] == 200
-        over.set()
-        watching.join()
+        try:
+            wait_for(seen_in_a_batch, what=f"a batch of {service} is seen on the page")
+            # the worker lowers its flag after its answer
+            wait_for(lambda: not any(bytes(watch.mapping.raised)))
+        finally:
+            over.set()
+            watching.join()
         return seen - {0}
 
     services = deployment(entries, tmp_path)
@@ -118,7 +126,8 @@ def test_the_floor_is_up_when_a_batch_is_sent_and_down_when_it_is_answered(bench
         with running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder) as server:
             for service in ("a", "a", "b", "a"):
                 assert infer(server.http_url, service)[0] == 200
-                wait_for(lambda: not watch.others_up())
+                # the flag itself, since one whose heartbeat has expired counts as down before the worker clears it
+                wait_for(lambda: not any(bytes(watch.mapping.raised)))
     # a worker joins the gate page while its first batch is being sent
     assert sent[1:] == [("a", {0, WorkClass.COMPUTE}), ("b", {0}), ("a", {0, WorkClass.COMPUTE})]
     wait_for(lambda: sum(pid > 0 for pid in watch.mapping.layout.pid) == 1)
@@ -265,8 +274,8 @@ def test_plans_of_a_server_keep_classes_apart(bench: Bench, tmp_path: Path, sche
         for _ in range(2):
             seats = sorted([s["service"] for s in let["seats"]] for let in server.status()["gpulets"])
             assert [sorted(names) for names in seats] == ([["a", "b"]] if scheme is None else [["a"], ["b"]])
-            server.call(server.server.replanner.wanted.set)
             before = server.server.stats.replans
+            server.call(server.server.replanner.wanted.set)
             wait_for(lambda: server.server.stats.replans > before, 200)  # noqa: B023 - called in this round
 
 
@@ -377,7 +386,7 @@ def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(ben
 
 
 def test_a_holder_finds_the_agents_successor(tmp_path: Path) -> None:
-    with Bench("soft", {}) as bench:
+    with Bench("soft", {"colocation": {"heartbeat_timeout_ms": HEARTBEAT_MS}}) as bench:
         floor: Floor = join_floor(bench.folder, uuid_of(bench))
         agent = bench.agent
         assert agent is not None

@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (version.parent / "config.pbtxt").write_text("max_batch_size: 5\n")
     (version / "timed.json").write_text(json.dumps({"inputs": inputs, "output": "M", "latency_ms": {"1": 1.0}}))
     services = deployment(
-        [{"name": "a", "slo_ms": 60_000}, {"name": "b", "model": str(folder / "models" / "typed"), "slo_ms": 5000}],
+        [{"name": "a", "slo_ms": 60_000}, {"name": "b", "model": str(folder / "models" / "typed"), "slo_ms": 60_000}],
         folder, listen={"max_body": "64KiB"},
     )  # fmt: skip
     with running(services, plan=plan({"a": 4, "b": 4})) as found:

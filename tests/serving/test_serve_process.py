@@ -24,7 +24,7 @@ def write(folder: Path, **more: Any) -> tuple[str, str]:
     """(services file, plan file)."""
     # free ports, because other programs on this machine may use the default ones
     doors = {"http": "127.0.0.1:0", "grpc": "none"}
-    content = deployment([{"name": "a", "slo_ms": 5000}], folder, listen=doors) | more
+    content = deployment([{"name": "a", "slo_ms": 60_000}], folder, listen=doors) | more
     (folder / "services.yaml").write_text(yaml.safe_dump(content))
     (folder / "plan.json").write_text(json.dumps(plan({"a": 4}).to_dict()))
     return str(folder / "services.yaml"), str(folder / "plan.json")

@@ -14,7 +14,7 @@ from cotenant.serving.server import running
 def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
     (tmp_path / "tokens").write_text("# of the first team\nsecret-token\nanother-token\n")
     services = deployment(
-        [{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path,
+        [{"name": "a", "slo_ms": 60_000}, {"name": "b", "slo_ms": 60_000}], tmp_path,
         listen={"tokens": str(tmp_path / "tokens")},
     )  # fmt: skip
     with running(services, plan=plan({"a": 4})) as server:
@@ -23,7 +23,7 @@ def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
         code, out, _ = call("top", "--url", server.http_url, "--once", *token)
         assert code == 0
         row = next(line.split() for line in out.splitlines() if line.startswith("a "))
-        assert row[5:10] == ["5,000", "100.00%", "0", "0", "0"] or row[5:7] == ["5000", "100.00%"]
+        assert row[5:10] == ["60,000", "100.00%", "0", "0", "0"] or row[5:7] == ["60000", "100.00%"]
         assert "a (4)" in out
         assert "b: the plan has no place for the service" in out
         code, out, _ = call("top", "--url", server.http_url, "--json", *token)
