@@ -11,7 +11,7 @@ import pytest
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.profiles.serving.latency_files import read_profile
-from cotenant.serving.workers.onemodel import find_model
+from cotenant.serving.workers.onemodel import OneModel, find_model, local_factory
 from cotenant.serving.workers.profiling import Partial, ProfileRun, assemble, measure
 
 MS = {"1": 4.0, "4": 10.0}
@@ -126,6 +126,23 @@ def test_infer_reports_one_model_on_one_share(call: Any, tmp_path: Path) -> None
     code, _, err = call("infer", tmp_path / "none")
     assert code == 2
     assert "is not the folder NAME of a model" in err
+
+
+def test_a_worker_that_ends_between_two_batches_is_a_failure(tmp_path: Path) -> None:
+    """The next batch waited for ever."""
+    name, found = find_model(str(timed_model(tmp_path)))
+    share = {"fraction": 1.0, "partition": "100%", "mechanism": "cores", "batch": 4}
+
+    async def play() -> None:
+        async with OneModel(local_factory("cores"), name, found, **share) as model:  # type: ignore[arg-type]
+            await model.run(1)
+            model.worker.kill()
+            while Path(f"/proc/{model.worker.pid}").exists():
+                await asyncio.sleep(0.01)
+            with pytest.raises(WorkError, match="the worker of clock was ended by SIGKILL"):
+                await asyncio.wait_for(model.run(1), 60)
+
+    asyncio.run(play())
 
 
 @pytest.mark.timed

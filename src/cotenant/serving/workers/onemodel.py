@@ -91,6 +91,7 @@ class OneModel:
         self.worker: Worker = factory.create(self.spec, self)
         self._seed, self._sizes, self._sample = seed, sizes or {}, sample
         self._waiting: asyncio.Future[Result] | None = None
+        self._ended = ""  # why the worker has ended; empty while it runs
         self._number = 0
         self.load_s = 0.0
 
@@ -119,11 +120,14 @@ class OneModel:
 
     def died(self, worker: Worker, why: str) -> None:
         """See WorkerListener."""
+        self._ended = why
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(WorkError(f"the worker of {self.name} {why}"))
 
     async def run(self, batch: int) -> Sample:
         """Run a batch. Raises WorkError if the model fails."""
+        if self._ended:  # between two batches: no event would tell of it any more
+            raise WorkError(f"the worker of {self.name} {self._ended}")
         self._number += 1
         self._waiting = asyncio.get_running_loop().create_future()
         began = time.monotonic()
