@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heard import heard
 from serve_setup import ask, deployment, infer, plan
 from waiting import wait_for
 
@@ -18,6 +20,7 @@ from cotenant.core.serving import ServingPlan
 from cotenant.serving.backends.timed import offset
 from cotenant.serving.planning.crew import Crew
 from cotenant.serving.server import Running, running
+from cotenant.serving.workers import local
 
 
 class Load:
@@ -54,8 +57,6 @@ class Load:
 
 def put(server: Running, made: Any) -> None:
     """Put a plan in force while the server runs."""
-    import asyncio
-
     asyncio.run_coroutine_threadsafe(server.server.crew.apply(made), server.loop).result(240)
 
 
@@ -96,6 +97,30 @@ def test_other_batches_keep_the_workers(tmp_path: Path) -> None:
         # b is gone from one gpulet; the worker there stays, but gets no requests for b
         put(server, plan({"a": 8}, {"b": 2}))
         assert pids(server) == before
+
+
+def test_a_worker_that_does_not_answer_keeps_its_share_and_the_plan_is_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs a long batch, or ends just now: the planner went on no more."""
+    monkeypatch.setattr(local, "RESIZE_WITHIN_S", 0.1)
+    services = deployment([{"name": "a", "slo_ms": 60_000}], tmp_path, mechanism="green")
+    with heard() as said, running(services, plan=plan({"a": 2})) as server:
+        before = pids(server)
+        os.kill(before["0/50%/0"], signal.SIGSTOP)
+        try:
+            put(server, plan({"a": 2}, partition="100%"))
+        finally:
+            os.kill(before["0/50%/0"], signal.SIGCONT)
+        assert infer(server.http_url, "a")[0] == 200
+        assert list(pids(server).values()) == list(before.values())
+        worker = server.server.pool.lets[0].worker
+        assert isinstance(worker, local.LocalWorker)
+        os.kill(before["0/50%/0"], signal.SIGKILL)
+        wait_for(lambda: worker._channel is not None and worker._channel.fileno() < 0, what="the socket is closed")
+        coroutine = worker.resize(0.5)
+        assert asyncio.run_coroutine_threadsafe(coroutine, server.loop).result(60) == "the worker has ended"
+    assert any("could not be changed: the worker did not answer within 0.1 s" in line for line in said)
 
 
 def test_rates_drive_plans_and_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

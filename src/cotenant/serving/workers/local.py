@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOAD_LIMIT_S = 300.0
 REAP_S = 2.0
+RESIZE_WITHIN_S = 10.0
 
 
 class LocalWorker:
@@ -233,11 +234,18 @@ class LocalWorker:
             self._listener.died(self, why)
 
     async def resize(self, fraction: float) -> str:
-        """Request another share from the next batch on; returns "" or why it is refused."""
+        """Request another share from the next batch on; returns "" or why it is refused. A worker may have ended just
+        now, or run a long batch.
+        """
         assert self._channel is not None
         self._resized = asyncio.get_running_loop().create_future()
-        self._channel.send(marshal.dumps(("resize", fraction)))
-        return await asyncio.wait_for(self._resized, 10.0)
+        try:
+            self._channel.send(marshal.dumps(("resize", fraction)))
+            return await asyncio.wait_for(self._resized, RESIZE_WITHIN_S)
+        except TimeoutError:
+            return f"the worker did not answer within {RESIZE_WITHIN_S:g} s"
+        except OSError:
+            return "the worker has ended"
 
     async def stop(self, grace_s: float) -> None:
         """See Worker."""
@@ -260,8 +268,8 @@ class LocalWorker:
 
 
 async def _elsewhere(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the agent in a thread, since an agent that hangs must not block the gateway. Raises UnavailableError, and
-    passes on InputError.
+    """Call the agent in a thread, since a hung one must not block the gateway. Raises UnavailableError, and passes on
+    InputError.
     """
     try:
         return await asyncio.to_thread(call, *arguments)
