@@ -108,7 +108,8 @@ def test_a_requeued_job_is_admitted_again(node: SlurmNode) -> None:
 def test_without_an_agent_the_job_waits_until_it_is_released(node: SlurmNode) -> None:
     node.agent.kill()
     job = node.submit(SHOW, ASKS)
-    wait_for(lambda: "drain" in node.state())
+    # the node is drained before the job is back in the queue
+    wait_for(lambda: "drain" in node.state() and node.held_back(job))
     assert SHIM not in node.output(job)
     node.agent.start()
     node.call("scontrol", "update", "nodename=localhost", "state=resume")

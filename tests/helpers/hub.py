@@ -3,10 +3,10 @@ numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -17,6 +17,7 @@ from typing import Any
 
 from command import python_for_all
 from kube_node import wait_for
+from ports import reserved_ports
 
 from cotenant.agent.ipc.client import ControlClient
 
@@ -95,6 +96,7 @@ class Hub:
         declared = folder / "agent.yaml"
         declared.write_text(tenants)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._reserved = contextlib.ExitStack()
         try:
             self._start(tools, uids, str(declared))
         except BaseException:
@@ -107,7 +109,7 @@ class Hub:
         self._run([str(tools / "cotenant"), "agent", "--gpus", "soft", "--dir", agent, "--config", declared,
                    "--socket-mode", "666"], os.environ | soft)  # fmt: skip
         wait_for((self.agent / "control.sock").exists, LONG_S, "the agent listens")
-        ports = [_free_port() for _ in range(3)]
+        ports = self._reserved.enter_context(reserved_ports(3))
         self.url = f"http://127.0.0.1:{ports[0]}"
         config = folder / "hub.py"
         config.write_text(
@@ -166,6 +168,7 @@ class Hub:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+        self._reserved.close()
 
 
 class Browser:
@@ -193,9 +196,3 @@ class Browser:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return error.read().decode()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
 from command import python_for_all
 from held_agent import HeldAgent
+from ports import reserved_ports
 from waiting import wait_for
 
 LONG_S = 240.0  # seconds until a wait is given up; long, because Slurm is slow on a machine that does other work
@@ -62,12 +63,6 @@ def missing() -> str:
     return "" if os.access("/sys/fs/cgroup", os.W_OK) else "cgroups cannot be made here"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class SlurmNode:
     """Slurm's daemons, and an agent with two GPUs that finds jobs by their cgroups in the kernel."""
 
@@ -81,16 +76,17 @@ class SlurmNode:
         self.environment["PATH"] += ":/usr/sbin"
         self.environment.pop("PYTHONPATH", None)
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._reserved = contextlib.ExitStack()
         try:
-            self._write()
+            self._write(self._reserved.enter_context(reserved_ports(2)))
             self._start()
         except BaseException:
             self.close()
             raise
 
-    def _write(self) -> None:
+    def _write(self, ports: list[int]) -> None:
         folder = self.folder
-        (folder / "slurm.conf").write_text(CONF.format(folder=folder, ports=(_free_port(), _free_port())))
+        (folder / "slurm.conf").write_text(CONF.format(folder=folder, ports=ports))
         for name in ("state", "spool", "output"):
             (folder / name).mkdir()
         (folder / "output").chmod(0o777)  # jobs of other users also write there
@@ -137,11 +133,14 @@ class SlurmNode:
 
     def call(self, *command: str, check: bool = True) -> str:
         """Run a command of Slurm; returns its output."""
-        done = subprocess.run(
-            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=LONG_S, check=False
-        )
+        done = self._run(*command)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=LONG_S, check=False
+        )
 
     def state(self) -> str:
         """The node's state."""
@@ -163,8 +162,18 @@ class SlurmNode:
         return self.output(job)
 
     def ended(self, job: str) -> None:
-        """Wait for a job's end."""
-        wait_for(lambda: not self.call("squeue", "-h", "-j", job, check=False).strip(), LONG_S, f"job {job} ended")
+        """Wait for a job's end. A controller that does not answer in time says nothing about the job."""
+
+        def over() -> bool:
+            done = self._run("squeue", "-h", "-j", job)
+            return "Invalid job id" in done.stderr or (done.returncode == 0 and not done.stdout.strip())
+
+        wait_for(over, LONG_S, f"job {job} ended")
+
+    def held_back(self, job: str) -> bool:
+        """Whether a job waits until it is released: its priority is 0."""
+        found = self.call("squeue", "-h", "-j", job, "-o", "%T %Q %r", check=False).split(maxsplit=2)
+        return found[:1] == ["PENDING"] and (found[1] == "0" or "held" in found[-1].lower())
 
     def output(self, job: str) -> str:
         """Output of a job."""
@@ -182,3 +191,4 @@ class SlurmNode:
                 daemon.terminate()
                 daemon.wait(60)
         self.agent.close()
+        self._reserved.close()
