@@ -265,20 +265,6 @@ def test_what_green_contexts_cannot_keep_is_said(bench: Bench, mechanism: str, b
     assert any("b on green contexts: waits only between batches" in line for line in said) == between_batches
 
 
-@pytest.mark.parametrize("scheme", ["tidal", None])
-def test_plans_of_a_server_keep_classes_apart(bench: Bench, tmp_path: Path, scheme: str | None) -> None:
-    """The first plan and the next, where the same services share a worker if no scheme is in force."""
-    entries = [{"name": "a", "slo_ms": 60_000}, {"name": "b", "slo_ms": 60_000, "class": "best-effort"}]
-    services = deployment(entries, tmp_path)
-    with running(services, colocation=scheme, agent=bench.folder) as server:
-        for _ in range(2):
-            seats = sorted([s["service"] for s in let["seats"]] for let in server.status()["gpulets"])
-            assert [sorted(names) for names in seats] == ([["a", "b"]] if scheme is None else [["a"], ["b"]])
-            before = server.server.stats.replans
-            server.call(server.server.replanner.wanted.set)
-            wait_for(lambda: server.server.stats.replans > before, 200)  # noqa: B023 - called in this round
-
-
 def test_a_best_effort_service_waits_while_somebody_holds_the_floor(bench: Bench, tmp_path: Path) -> None:
     entry = {"name": "b", "slo_ms": 60_000, "class": "best-effort"}
     services = deployment([entry], tmp_path)
