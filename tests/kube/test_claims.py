@@ -216,7 +216,8 @@ def test_a_killed_driver_goes_on_where_it_was(node: Node) -> None:
     node.start_plugin("--claims=true", f"--kubelet-plugins={node.folder}/kubelet")
     kubelet = ClaimKubelet(node.folder / "kubelet" / "plugins_registry")
     _, claim = place(node, pod("next", annotations=share("50%")))
-    assert kubelet.call("Prepare", claim)[claim["uid"]].error == ""
+    # a kubelet asks again when a driver that has just started does not know its GPUs in time
+    wait_for(lambda: kubelet.call("Prepare", claim)[claim["uid"]].error == "")
     wait_for(lambda: set(node.held()) == {"team/train/main", "team/next/main"})
     assert node.api.store[SLICE]["spec"]["pool"]["generation"] == generation, "the offer is the same"
     assert train

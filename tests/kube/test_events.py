@@ -1,4 +1,4 @@
-"""Events that cannot be written."""
+"""Events that cannot be written, and pods that are listed by two threads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from pods import pod
 
 from cotenant.kube.binding.events import PodEvents, pod_event
+from cotenant.kube.binding.pods import NodePods
 from cotenant.kube.client import ApiError
 
 
@@ -36,3 +37,25 @@ def test_what_will_never_be_accepted_is_tried_once(status: int, asked: int) -> N
 def test_the_name_of_an_event_is_one_whatever_the_pods_is() -> None:
     thing = pod("p" * 229 + "-" + "q" * 20)
     assert "-." not in pod_event(thing, "n", "r", "m", warning=False)["metadata"]["name"]
+
+
+def test_a_listing_that_is_overtaken_replaces_no_later_one() -> None:
+    """The kubelet's threads list the pods, too: a pod that the binder knew would be taken for one that has ended."""
+    first, second = pod("first"), pod("second")
+
+    class Overtaken:
+        """An API server whose first answer comes after the second one."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def get(self, path: str, **asked: str) -> Any:
+            self.asked += 1
+            if self.asked > 1:
+                return {"items": [first, second]}
+            assert pods.refresh((), force=True)
+            return {"items": [first]}
+
+    pods = NodePods(Overtaken(), "node-a")  # type: ignore[arg-type]
+    assert pods.refresh(())
+    assert {name for _, name in pods.by_key} == {"first", "second"}

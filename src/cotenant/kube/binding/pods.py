@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterable, Set
 from typing import Any
@@ -19,7 +20,7 @@ LIST_EVERY_S = 5.0
 
 
 class NodePods:
-    """Pods of one node, from the last successful listing. `with_devices`: pods that have devices from the kubelet."""
+    """Pods of one node, from the last successful listing. `with_devices`: those to which the kubelet allocated some."""
 
     def __init__(self, api: KubeApi, node: str, list_every_s: float = LIST_EVERY_S) -> None:
         self.by_key: dict[PodKey, dict[str, Any]] = {}
@@ -27,6 +28,8 @@ class NodePods:
         self.fault = ""  # why the last listing failed; empty if it did not
         self.node, self._api, self._list_every_s = node, api, list_every_s
         self._listed_s = self._failed_s = -1e9
+        self._asked = self._answered = 0  # numbers of the last listing that was begun, and of the one in `by_key`
+        self._lock = threading.Lock()
 
     def by_uid(self) -> dict[str, dict[str, Any]]:
         """UID -> pod."""
@@ -41,6 +44,9 @@ class NodePods:
         known = all(key in self.by_key for key in needed)
         if known and not force and time.monotonic() - self._listed_s < self._list_every_s:
             return False
+        with self._lock:
+            self._asked += 1
+            number = self._asked
         try:
             mine = {"fieldSelector": f"spec.nodeName={self.node}"}
             # resourceVersion 0 reads from the API server's cache, which may lack a pod that has just arrived
@@ -56,7 +62,11 @@ class NodePods:
         self.fault = ""
         self._listed_s = time.monotonic()
         listed = [(pod["metadata"], pod) for pod in answer.get("items") or []]
-        self.by_key = {(metadata["namespace"], metadata["name"]): pod for metadata, pod in listed}
+        with self._lock:
+            # another thread's listing that began later may have been answered earlier, and may have more pods
+            if number > self._answered:
+                self._answered = number
+                self.by_key = {(metadata["namespace"], metadata["name"]): pod for metadata, pod in listed}
         return True
 
     def waiting(self, fresh: bool) -> list[tuple[int, int]]:
