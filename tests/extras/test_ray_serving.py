@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.extras, pytest.mark.slow]
+pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.timeout(900)]
 
 from waiting import wait_for  # noqa: E402
 
@@ -25,6 +24,7 @@ from cotenant.loadgen.target import parse_target  # noqa: E402
 from cotenant.workloads.requests.arrivals import parse_arrivals  # noqa: E402
 
 PERIOD_S = 4.0
+LONG_S = 300.0  # longer than Ray needs for anything, even on a machine with other work
 SERVICES: dict[str, Any] = {
     "gpus": {"count": 4, "model": "RTX2080Ti"},
     "backend": "timed",
@@ -49,7 +49,7 @@ def cluster() -> Iterator[Any]:
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     for _ in range(3):
         made.add_node(num_cpus=1, wait=False)
-    made.wait_for_nodes(60)
+    made.wait_for_nodes(LONG_S)
     yield made
     ray.shutdown()
     made.shutdown()
@@ -71,6 +71,11 @@ def in_thread(
     return thread
 
 
+def received(server: Any) -> int:
+    """Requests that the server has received."""
+    return sum(row["received"] for row in server.status()["services"])
+
+
 def test_a_node_dies_and_its_services_move(cluster: Any) -> None:
     from cotenant.serving.server import running
     from cotenant.serving.workers.on_ray import RayWorkers
@@ -82,34 +87,38 @@ def test_a_node_dies_and_its_services_move(cluster: Any) -> None:
         used = {let["gpu"] for let in server.status()["gpulets"]}
         homes = sorted(node.node_id for node in (cluster.head_node, *cluster.worker_nodes))  # the nodes of GPUs 0 to 3
         victim = next(gpu for gpu, home in enumerate(homes) if gpu in used and home != cluster.head_node.node_id)
-        sending = in_thread(server.http_url, 16.0, found)
-        time.sleep(4.0)
+        lets = [let for let in server.status()["gpulets"] if let["gpu"] == victim]
+        hit = {seat["service"] for let in lets for seat in let["seats"]}
+        sender: list[Loop] = []
+        sending = in_thread(server.http_url, LONG_S, found, sender.append)
+        wait_for(lambda: sender and sender[0].began and sender[0].now() > PERIOD_S, LONG_S)
+        died_s = sender[0].now()
         cluster.remove_node(next(n for n in cluster.worker_nodes if n.node_id == homes[victim]), allow_graceful=False)
         wait_for(
             lambda: victim not in factory.gpus() and victim not in {let["gpu"] for let in server.status()["gpulets"]},
-            what="its services move",
+            LONG_S,
+            "its services move",
         )
-        sending.join(60)
+        moved_s = sender[0].now()
+        wait_for(lambda: sender[0].now() > moved_s + PERIOD_S, LONG_S)
+        sender[0].stop()
+        sending.join(LONG_S)
         calm = send(server.http_url, 3.0)
         # Requests that the server has received when it stops are answered before the workers and the ports are closed.
         last: list[LoadResult] = []
-        sender: list[Loop] = []
-        ending = in_thread(server.http_url, 3.0, last, sender.append)
-        while not (sender and sender[0].began and sender[0].now() > 1.2):
-            time.sleep(0.01)
-        stopped_s = sender[0].now()
-    ending.join(30)
+        before = received(server)
+        ending = in_thread(server.http_url, 3.0, last)
+        wait_for(lambda: received(server) > before + 40)
+        taken = received(server) - before
+    ending.join(LONG_S)
     during = found[0]
     assert during.wrong == during.stray == 0
-    rows = during.rows
     # A request that ran on the lost node is retried elsewhere or fails. All others are answered.
-    assert (rows["outcome"] == 0).mean() < 0.1
+    failed = during.rows[during.rows["outcome"] == 0]
+    assert {SERVICES["services"][svc]["name"] for svc in failed["svc"]} <= hit
+    assert ((failed["finished"] > died_s) & (failed["sent"] < moved_s)).all()
     assert (calm.rows["outcome"] != 0).mean() > 0.95
-    # A request is answered if the server has received it. On a busy machine it may take 0.2 s to get there.
-    last_rows = last[0].rows
-    early = last_rows[(last_rows["sent"] >= 0) & (last_rows["sent"] < stopped_s - 0.2)]
-    assert len(early) > 10
-    assert (early["outcome"] != 0).all()
+    assert (last[0].rows["outcome"] != 0).sum() >= taken
     assert not factory.running
 
 
@@ -134,6 +143,6 @@ def test_a_worker_killed_on_a_node_is_replaced(cluster: Any, tmp_path: Path) -> 
             lets = server.status()["gpulets"]
             return pid not in {x["pid"] for x in lets} and all(x["state"] == "serving" for x in lets)
 
-        wait_for(replaced, what="another worker takes its place")
+        wait_for(replaced, LONG_S, "another worker takes its place")
         result = send(server.http_url, 2.0)
     assert (result.rows["outcome"] != 0).mean() > 0.95

@@ -30,7 +30,7 @@ def address() -> Iterator[str]:
 
     made: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1, wait=False)
-    made.wait_for_nodes(60)
+    made.wait_for_nodes(LONG_S)
     yield str(made.address)
     ray.shutdown()
     made.shutdown()
