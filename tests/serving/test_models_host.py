@@ -43,7 +43,7 @@ def answering(folder: Path, *answers: Exception | str) -> Iterator[AgentHost]:
     host = AgentHost(ModelGpusEntry(count=1), (), folder, keeper)
     try:
         yield host
-        thread.join(10)
+        thread.join(60)
         assert not left
     finally:
         asyncio.run(host.close())

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from command import command
 from heard import heard
+from ports import reserved_ports
 from serve_setup import ask, deployment, infer, plan
 from waiting import wait_for
 
@@ -70,13 +72,21 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     assert float(executed) > 0  # measured in the worker
 
 
-def test_kill_9_of_the_gateway_takes_its_workers_along_and_it_can_start_again(tmp_path: Path) -> None:
-    process, ready = start(tmp_path)
+@pytest.fixture
+def reserved() -> Iterator[list[int]]:
+    with reserved_ports() as found:
+        yield found
+
+
+def test_kill_9_of_the_gateway_takes_its_workers_along_and_it_can_start_again(
+    tmp_path: Path, reserved: list[int]
+) -> None:
+    (port,) = reserved
+    process, ready = start(tmp_path, port)
     workers = [let["pid"] for let in ask(ready["http"], "/cotenant/status")[2]["gpulets"]]
     process.kill()
     process.communicate(timeout=60)
     wait_for(lambda: not any(alive(pid) for pid in workers), what="a worker outlived the gateway")
-    port = int(ready["http"].rsplit(":", 1)[1])
     again, ready = start(tmp_path, port)
     assert infer(ready["http"], "a")[0] == 200
     again.send_signal(signal.SIGINT)
