@@ -9,10 +9,13 @@
  * limit is charged, and memory that was allocated before the first limit was set is never counted. */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -30,6 +33,25 @@ static const char *root(void)
 {
     const char *folder = getenv("COTENANT_SOFTGPU_CGROUPS");
     return folder && *folder ? folder : NULL;
+}
+
+/* Locks the tree of control groups against changes by other processes and threads (LOCK_EX, to change it oneself; or
+ * LOCK_SH, to read several files). cotenant.softgpu.cgroups takes the same lock. If the process is killed, the kernel
+ * releases it. */
+static int lock_tree(int kind)
+{
+    int folder = open(root(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (folder >= 0 && flock(folder, kind) != 0 && errno == EINTR)
+        ;
+    return folder;
+}
+
+static void unlock_tree(int folder)
+{
+    if (folder < 0)
+        return;
+    flock(folder, LOCK_UN); /* the child of a fork may have inherited the descriptor, so that closing does not unlock */
+    close(folder);
 }
 
 static struct path joined(const char *folder, const char *name)
@@ -179,11 +201,9 @@ static uint64_t counted(const char *group, int device, uint64_t uncounted)
 
 /* ---- limits of an allocation ---- */
 
-bool soft_within_limits(int device)
+static bool within_limits(int device)
 {
     uint64_t values[3];
-    if (!root())
-        return true;
     struct path group = group_of(getpid());
     bool dmem = exists(root(), "dmem.capacity");
     for (; !is_root(group.text); go_up(&group)) {
@@ -195,17 +215,32 @@ bool soft_within_limits(int device)
     return true;
 }
 
+bool soft_within_limits(int device)
+{
+    if (!root())
+        return true;
+    int lock = lock_tree(LOCK_SH);
+    bool within = within_limits(device);
+    unlock_tree(lock);
+    return within;
+}
+
 /* Limits the memory that a process sees. The process sees the limit of its own control group as the size of the GPU's
  * memory; limits of the groups above that group are not visible to it. */
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes)
 {
-    uint64_t limit[3];
+    uint64_t limit[3], used = 0;
     if (!root())
         return;
+    int lock = lock_tree(LOCK_SH);
     struct path group = group_of(getpid());
-    if (is_root(group.text) || !values_of(group.text, "dmem.max", device, limit) || limit[0] >= *total_bytes)
+    bool limited = !is_root(group.text) && values_of(group.text, "dmem.max", device, limit) && limit[0] < *total_bytes;
+    if (limited)
+        used = charged(group.text, device);
+    unlock_tree(lock);
+    if (!limited)
         return;
-    uint64_t used = charged(group.text, device), left = used < limit[0] ? limit[0] - used : 0;
+    uint64_t left = used < limit[0] ? limit[0] - used : 0;
     *total_bytes = limit[0];
     *free_bytes = left < *free_bytes ? left : *free_bytes;
 }
@@ -241,7 +276,7 @@ static void raise_ancestors(struct path group, int device, uint64_t before, uint
     }
 }
 
-int soft_set_memory_limits(int device, const char *name, uint64_t soft, uint64_t hard)
+static int set_memory_limits(int device, const char *name, uint64_t soft, uint64_t hard)
 {
     uint64_t old[3] = {0, 0, 0};
     struct stat top;
@@ -272,7 +307,15 @@ int soft_set_memory_limits(int device, const char *name, uint64_t soft, uint64_t
     return set_values(name, DRIVER_FILE, device, fresh, 3) ? 0 : SOFT_NVML_UNKNOWN;
 }
 
-int soft_get_memory_limits(int device, const char *name, uint64_t *soft, uint64_t *hard, uint64_t *used)
+int soft_set_memory_limits(int device, const char *name, uint64_t soft, uint64_t hard)
+{
+    int lock = root() ? lock_tree(LOCK_EX) : -1;
+    int error = set_memory_limits(device, name, soft, hard);
+    unlock_tree(lock);
+    return error;
+}
+
+static int get_memory_limits(int device, const char *name, uint64_t *soft, uint64_t *hard, uint64_t *used)
 {
     uint64_t values[3] = {0, 0, 0};
     int error = checked(name);
@@ -293,4 +336,12 @@ int soft_get_memory_limits(int device, const char *name, uint64_t *soft, uint64_
         return 0;
     }
     return SOFT_NVML_NOT_SUPPORTED;
+}
+
+int soft_get_memory_limits(int device, const char *name, uint64_t *soft, uint64_t *hard, uint64_t *used)
+{
+    int lock = root() ? lock_tree(LOCK_EX) : -1; /* it writes dmem.current */
+    int error = get_memory_limits(device, name, soft, hard, used);
+    unlock_tree(lock);
+    return error;
 }

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,34 @@ def test_machine_without_the_controller_cannot_delegate_it(make):
     with pytest.raises(OSError) as raised:
         machine.groups.delegate(machine.groups.root, "dmem")
     assert raised.value.errno == errno.ENOENT
+
+
+def test_changes_of_several_processes_are_seen_completely_or_not_at_all(make):
+    machine = make(dmem=True)
+    one, two = machine.group("one"), machine.group("two")
+    machine.limit(one, 100)
+    program = machine.start(one)
+    changed, over = threading.Event(), threading.Event()
+
+    def change() -> None:
+        while not over.is_set():
+            for group in (two, one):
+                machine.groups.enter(group, program.pid)
+            machine.groups.write(one, "dmem.max", f"{region(0)} {100 * MIB}")
+            machine.limit(one, 100)
+            changed.set()
+
+    def look() -> None:
+        while not over.is_set():
+            assert machine.groups.of(program.pid) in (one, two)
+            assert machine.groups.read(one, "dmem.max") == f"{region(0)} {100 * MIB}\n"
+            assert machine.card.memory_limits(one).hard_bytes == 100 * MIB
+
+    with ThreadPoolExecutor(4) as pool:
+        working = [pool.submit(work) for work in (change, look, change, look)]
+        assert changed.wait(60)
+        first = wait(working, timeout=1, return_when="FIRST_COMPLETED").done
+        over.set()
+        for work in first:
+            work.result()
+        assert [work.result() for work in working] == [None] * 4

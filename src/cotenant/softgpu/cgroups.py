@@ -1,14 +1,17 @@
 """Imitates control groups (cgroup version 2), with or without the dmem controller, in an ordinary folder: the kernel's
 part of memory limits on a machine with driver 615. The software GPU's driver (native/softgpu/limits.c) reads its files.
 
-The environment variable COTENANT_SOFTGPU_CGROUPS names the folder. The rules are those of the kernel's manual
-(Documentation/admin-guide/cgroup-v2.rst, Linux 6.14); where the kernel returns an error, methods raise OSError.
+The environment variable COTENANT_SOFTGPU_CGROUPS names the folder. As in the kernel, other processes see each change
+completely or not at all: a file is replaced by a rename, and a lock on the folder is held for changes and searches.
+The rules are those of the kernel's manual (Documentation/admin-guide/cgroup-v2.rst, Linux 6.14); where the kernel
+returns an error, methods raise OSError.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import sys
@@ -67,7 +70,8 @@ class FolderCgroups:
         """Return the control group of a process: the group that lists the process or its nearest listed ancestor, or
         the root if none does.
         """
-        listed = {number: group for group in self.groups(self.root) for number in self._listed(group)}
+        with self._locked(fcntl.LOCK_SH):
+            listed = {number: group for group in self.groups(self.root) for number in self._listed(group)}
         while pid > 1:
             if pid in listed:
                 return listed[pid]
@@ -96,28 +100,30 @@ class FolderCgroups:
 
     def create(self, group: Path) -> None:
         """Create a control group below an existing one."""
-        group.mkdir()
-        (group / "cgroup.procs").write_text("")
-        (group / "cgroup.controllers").write_text(self.read(group.parent, "cgroup.subtree_control"))
-        (group / "cgroup.subtree_control").write_text("")
-        self._offer(group)
+        with self._locked():
+            group.mkdir()
+            (group / "cgroup.procs").write_text("")
+            (group / "cgroup.controllers").write_text(self.read(group.parent, "cgroup.subtree_control"))
+            (group / "cgroup.subtree_control").write_text("")
+            self._offer(group)
 
     def delegate(self, group: Path, controller: str) -> None:
         """Enable a controller for the groups below this group. Raises OSError: ENOENT if the group does not have the
         controller, EBUSY if the group has processes.
         """
-        if controller not in self.read(group, "cgroup.controllers").split():
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(group / "cgroup.subtree_control"))
-        given = self.read(group, "cgroup.subtree_control").split()
-        if controller in given:
-            return
-        if group != self.root and self.processes(group):
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group / "cgroup.subtree_control"))
-        (group / "cgroup.subtree_control").write_text(" ".join([*given, controller]) + "\n")
-        for child in (child for child in group.iterdir() if child.is_dir()):
-            offered = self.read(child, "cgroup.controllers").split()
-            (child / "cgroup.controllers").write_text(" ".join([*offered, controller]) + "\n")
-            self._offer(child)
+        with self._locked():
+            if controller not in self.read(group, "cgroup.controllers").split():
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(group / "cgroup.subtree_control"))
+            given = self.read(group, "cgroup.subtree_control").split()
+            if controller in given:
+                return
+            if group != self.root and self.processes(group):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group / "cgroup.subtree_control"))
+            _replace(group / "cgroup.subtree_control", " ".join([*given, controller]) + "\n")
+            for child in (child for child in group.iterdir() if child.is_dir()):
+                offered = self.read(child, "cgroup.controllers").split()
+                _replace(child / "cgroup.controllers", " ".join([*offered, controller]) + "\n")
+                self._offer(child)
 
     def enter(self, group: Path, pid: int) -> None:
         """Move a process into a control group; its memory stays charged to its old group. Raises OSError: ESRCH if the
@@ -125,29 +131,30 @@ class FolderCgroups:
         """
         if not _alive(pid):
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH), str(group / "cgroup.procs"))
-        if group != self.root and self.read(group, "cgroup.subtree_control").split():
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group / "cgroup.procs"))
-        for other in self.groups(self.root):
-            listed = self._listed(other)
-            if pid in listed or other == group:
-                rest = [*(number for number in listed if number != pid), *([pid] if other == group else [])]
-                fresh = other / ".procs"
-                fresh.write_text("".join(f"{number}\n" for number in rest))
-                fresh.rename(other / "cgroup.procs")
+        with self._locked():
+            if group != self.root and self.read(group, "cgroup.subtree_control").split():
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group / "cgroup.procs"))
+            for other in self.groups(self.root):
+                listed = self._listed(other)
+                if pid in listed or other == group:
+                    rest = [*(number for number in listed if number != pid), *([pid] if other == group else [])]
+                    _replace(other / "cgroup.procs", "".join(f"{number}\n" for number in rest))
 
     def remove(self, group: Path) -> None:
         """Remove a control group; what it was charged stays in the sums of the groups above. Raises OSError (EBUSY) if
         it has processes or groups.
         """
-        if self.processes(group) or any(child.is_dir() for child in group.iterdir()):
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group))
-        shutil.rmtree(group)
+        with self._locked():
+            if self.processes(group) or any(child.is_dir() for child in group.iterdir()):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(group))
+            shutil.rmtree(group)
 
     def write(self, group: Path, name: str, line: str) -> None:
         """Replace the line of a GPU's memory in a file of a group, as other programs with root's rights may do."""
         wanted = line.split()[0]
-        kept = [old for old in self.read(group, name).splitlines() if old.split()[0] != wanted]
-        (group / name).write_text("".join(f"{text}\n" for text in [*kept, line]))
+        with self._locked():
+            kept = [old for old in self.read(group, name).splitlines() if old.split()[0] != wanted]
+            _replace(group / name, "".join(f"{text}\n" for text in [*kept, line]))
 
     # --------------------------------------------------------------------------------------------------------------
 
@@ -156,12 +163,31 @@ class FolderCgroups:
             return
         regions = [line.split()[0] for line in self.read(self.root, "dmem.capacity").splitlines()]
         for name, value in DMEM_FILES.items():
-            (group / name).write_text("".join(f"{text} {value}\n" for text in regions))
+            _replace(group / name, "".join(f"{text} {value}\n" for text in regions))
 
     def _listed(self, group: Path) -> list[int]:
         with contextlib.suppress(FileNotFoundError):
             return [int(text) for text in self.read(group, "cgroup.procs").split()]
         return []
+
+    @contextlib.contextmanager
+    def _locked(self, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+        """Context manager that holds the lock on the tree, which the software GPU's driver takes, too."""
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, kind)
+            yield
+        finally:
+            # a child that was forked meanwhile has the descriptor, too, so that closing it would not unlock
+            fcntl.flock(folder, fcntl.LOCK_UN)
+            os.close(folder)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file, so that other processes read the text before or the new one, and nothing in between."""
+    fresh = path.with_name(".new")
+    fresh.write_text(text)
+    fresh.rename(path)
 
 
 def _stat(pid: int) -> tuple[str, int]:
