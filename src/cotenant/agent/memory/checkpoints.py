@@ -119,10 +119,11 @@ class Checkpoints:
     # -- for other parts of the agent ------------------------------------------------------------------------------
 
     async def evict(self, tenant: Tenant) -> str | None:
-        """Evict a tenant with `oversubscribe: park`, which returns with its next turn. Returns a sentence on failure.
+        """Evict a tenant with `oversubscribe: park` until its next turn, which begins with its restore. Returns a
+        sentence on failure.
 
-        A program that is in a call of the driver at that moment is stopped there and cannot request the turn with which
-        it would return, so the agent requests that turn.
+        A program that is in a call of the driver at that moment is stopped there and cannot request its next turn, so
+        the agent requests that turn.
         """
         try:
             parked = await self.take(tenant.name, tenant, LOCK_S, by_order=False)

@@ -66,7 +66,7 @@ class ParkedTable:
         return parked is not None and parked.by_order
 
     def checkpointed_bytes(self, tenant: str) -> int | None:
-        """Bytes of GPU memory that a checkpointed tenant needs to return; None if the tenant is not checkpointed."""
+        """Bytes of GPU memory that restoring a checkpointed tenant takes; None if the tenant is not checkpointed."""
         parked = self.rows.get(tenant)
         return parked.size if parked is not None and parked.method == "checkpoint" else None
 

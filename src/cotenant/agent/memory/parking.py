@@ -56,8 +56,8 @@ class Parking:
                 raise NothingToDoError(f"{name} is already parked", field="NAME")
             parked = self._parked.rows.get(name)
             if parked is not None and tenant is not None:
-                # the tenant is evicted already and would return with its next turn, so it must get no turn until it is
-                # resumed
+                # the tenant is evicted already and would be restored at its next turn, so it must get no turn until it
+                # is resumed
                 self._broker.suspend(tenant)
             else:
                 began = time.monotonic()

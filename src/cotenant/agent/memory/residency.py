@@ -305,8 +305,9 @@ class Residency:
         hand: HandleTransfer | None = None,
         evicting: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Restore a tenant completely into space that is free, or that evictions in progress free. `evicting`: whether
-        evictions go on. Until they end, a restore that found no memory is tried again, since they may be slow.
+        """Restore a tenant completely, into space that is free already or that evictions in progress make free.
+        `evicting`: whether such evictions are in progress. Until they end, a restore that found no memory is tried
+        again, since evictions may be slow.
         """
         flow = Flow(0, hand)
         flow.end(complete=True)

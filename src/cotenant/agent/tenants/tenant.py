@@ -222,7 +222,7 @@ class Session:
         self.send(wire.pack_text(MessageType.ERROR, status, text, sequence=sequence, slot=slot))
 
     def drop_passed(self) -> None:
-        """Close the descriptors received with the last message that no part of the agent has taken."""
+        """Close those descriptors received with the last message that no part of the agent has taken over."""
         while self.passed:
             os.close(self.passed.pop())
 

@@ -1,8 +1,8 @@
 """Autoscaling: follows the request rates of services, predicts them, and chooses the number of GPUs with hysteresis.
 Pure: no clock.
 
-There are two predictions: `Ewma`, as the public gpulet scheduler follows rates, and `Trend`, which also follows rising
-rates and covers its own recent errors.
+There are two predictions: `Ewma`, which follows rates as the public gpulet scheduler does, and `Trend`, which also
+follows rising rates and covers its own recent errors.
 """
 
 from __future__ import annotations

@@ -229,7 +229,8 @@ class GpuSlices:
         return {name: owed[name] + rest * part for name, part in parts.items()}
 
     def _switch(self, now_ns: int) -> list[SliceInstruction]:
-        """Enable and disable tenants for the present time: enable first, so that the GPU always has work."""
+        """Enable and disable tenants as the timetable says. Some are enabled before others are disabled, so that the
+        GPU always has work."""
         plan, period_ns = self._plan(now_ns)
         phase = now_ns % period_ns
         stops: list[SliceInstruction] = []

@@ -237,7 +237,7 @@ class Routes:
 
 
 def _object(x: Exchange) -> dict[str, Any] | None:
-    """A body that is a JSON object, {} if empty; None otherwise."""
+    """Return a request's body as a JSON object: {} if it is empty, None if it is not a JSON object."""
     try:
         content = orjson.loads(x.body) if x.body else {}
     except orjson.JSONDecodeError:
