@@ -8,6 +8,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,8 @@ from cotenant.core.errors import InputError, NoHostMemoryError, NothingToDoError
 from cotenant.core.folders import CONTROL_SOCKET
 from cotenant.core.lines import encode, failure
 from cotenant.serving.config.models import ModelGpusEntry
-from cotenant.serving.llm.hosts import AgentHost
+from cotenant.serving.llm import hosts
+from cotenant.serving.llm.hosts import AgentHost, GpuRoom
 from cotenant.serving.llm.keeper import Keeper
 
 
@@ -75,3 +78,39 @@ def test_a_program_waits_until_its_name_is_free(tmp_path: Path) -> None:
 def test_a_lack_of_host_memory_is_told_at_once(tmp_path: Path) -> None:
     with answering(tmp_path, NoHostMemoryError("a needs 8 GiB")) as host, pytest.raises(NoHostMemoryError, match="GiB"):
         host._register(TenantSpec("a"))
+
+
+def test_a_program_is_known_to_the_keeper_before_the_agent_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is killed in between left the program running."""
+    asked, answer = threading.Event(), threading.Event()
+    monkeypatch.setattr(hosts, "program_environment", lambda _: {})
+
+    class Client:
+        def call(self, op: str, **_: Any) -> None:
+            asked.set()
+            assert answer.wait(60)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(AgentHost, "_register", lambda *_: (Client(), {}))
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=1), (), tmp_path, keeper)
+    host.gpus = [GpuRoom(0, "GPU-0", 1 << 30)]
+    model: Any = SimpleNamespace(name="a", memory=1, priority=0, class_="latency-sensitive")
+
+    async def play() -> None:
+        starting = asyncio.create_task(host.spawn(model, 0, ["/bin/sleep", "600"], tmp_path / "log"))
+        assert await asyncio.to_thread(asked.wait, 60)
+        (group,) = keeper.groups
+        answer.set()
+        process = await starting
+        assert process.pid == group
+        keeper.ended(group)
+        await process.wait()
+        await host.close()
+
+    asyncio.run(play())
+    keeper.close()

@@ -204,12 +204,14 @@ class AgentHost:
         try:
             environment = await self._in_thread(lambda: program_environment(answer))
             process = await spawn(command, log, environment)
+            # at once, since a server that is killed while the agent answers must leave no program
+            self._keeper.begin(process.pid)
             try:
                 # if the process has already ended, the agent need not know of its start
                 with contextlib.suppress(WorkError):
                     await self._in_thread(lambda: client.call("started", name=model.name, pid=process.pid))
             except BaseException:
-                kill_group(process.pid)
+                self._keeper.ended(process.pid)
                 raise
             return process
         finally:
