@@ -159,14 +159,14 @@ class RayNodes:
         Ray reports the previous one as dead."""
         try:
             async with self._placing:
-                living = await asyncio.wait_for(self._living(), CLOSE_S)
+                living = await asyncio.wait_for(self._living(), within_s)
                 if slot.id not in living:
                     slot.actor, taken = "", {other.id for other in self._slots if other is not slot}
                     slot.id = next((node for node in living if node not in taken), "")
                 if not slot.id:
                     raise LostNodeError("no node of the cluster is left for them")
                 if not slot.actor:
-                    slot.actor = await asyncio.wait_for(self._place(slot), CLOSE_S)
+                    slot.actor = await asyncio.wait_for(self._place(slot), within_s)
             slot.life += 1
             await asyncio.wait_for(
                 asyncio.wrap_future(self._cluster.call(slot.actor, "begin", slot.life)), within_s
