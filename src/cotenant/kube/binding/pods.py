@@ -20,7 +20,7 @@ LIST_EVERY_S = 5.0
 
 
 class NodePods:
-    """Pods of one node, from the last successful listing. `with_devices`: those to which the kubelet allocated some."""
+    """Pods of one node, from the last successful listing. `with_devices`: pods that have devices from the kubelet."""
 
     def __init__(self, api: KubeApi, node: str, list_every_s: float = LIST_EVERY_S) -> None:
         self.by_key: dict[PodKey, dict[str, Any]] = {}

@@ -268,8 +268,8 @@ class LocalWorker:
 
 
 async def _elsewhere(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the agent in a thread, since a hung one must not block the gateway. Raises UnavailableError, and passes on
-    InputError.
+    """Call the agent in a thread, since an agent that hangs must not block the gateway. Raises UnavailableError, and
+    passes on InputError.
     """
     try:
         return await asyncio.to_thread(call, *arguments)
