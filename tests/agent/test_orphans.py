@@ -13,7 +13,8 @@ from agent_harness import AgentProcess, saved
 from fake_shim import FakeShim, register
 from waiting import stays, wait_for
 
-from cotenant.agent.processes import environment, is_zombie, variable
+from cotenant.agent import processes
+from cotenant.agent.processes import environment, in_group, is_zombie, key_of, variable
 from cotenant.agent.tenants import orphans
 from cotenant.agent.tenants.orphans import by_token
 
@@ -181,3 +182,22 @@ def test_a_process_that_loads_its_program_for_long_is_found(monkeypatch: pytest.
     monkeypatch.setattr(orphans, "LOADING_S", 0.0)
     readings[:] = [TimeoutError()]
     assert by_token(["mine"], tmp_path) == {}, "a search ends, even if execve hangs"
+
+
+def test_a_process_that_is_started_during_the_search_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its parent was in the list that was read at first, and ends before it is looked at."""
+    (tmp_path / "7").mkdir()
+    mine = os.getpid()
+
+    def ends(pid: int, proc: Path) -> list[bytes]:
+        if pid == mine:
+            return [b"COTENANT_TOKEN=mine", b""]
+        (proc / str(mine)).mkdir()
+        raise ProcessLookupError
+
+    monkeypatch.setattr(orphans, "environment", ends)
+    assert by_token(["mine"], tmp_path) == {"mine": {key_of(mine)}}
+
+    lists = iter([["1"], ["1", str(mine)]])
+    monkeypatch.setattr(processes.os, "listdir", lambda folder: next(lists))
+    assert in_group(os.getpgrp())

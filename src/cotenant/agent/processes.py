@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 # the longest wait for execve, which takes microseconds unless the host is very busy
 EXECVE_S = 0.02
+# how often the list of processes is read at most, until it has nothing new
+LISTINGS = 10
 # the indices of env_start and env_end among the fields that `_stat_fields` returns (proc_pid_stat(5) counts them as 50
 # and 51)
 ENV_START, ENV_END = 47, 48
@@ -120,10 +122,17 @@ def ancestors(pid: int, most: int = 64) -> list[int]:
 
 def in_group(group: int) -> bool:
     """Whether a process group contains a living process; zombies do not count."""
-    for entry in os.listdir("/proc"):
-        fields = _stat_fields(int(entry)) if entry.isdigit() else None
-        if fields and int(fields[2]) == group and fields[0] not in "ZX":
-            return True
+    seen = set[str]()
+    for _ in range(LISTINGS):
+        # a process that ended before it was looked at may have started another one after the list was read
+        fresh = {entry for entry in os.listdir("/proc") if entry.isdigit()} - seen
+        if not fresh:
+            break
+        seen |= fresh
+        for entry in fresh:
+            fields = _stat_fields(int(entry))
+            if fields and int(fields[2]) == group and fields[0] not in "ZX":
+                return True
     return False
 
 

@@ -26,22 +26,27 @@ def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, f
     """For each token, the living processes that have it in their environment. Those of other users are not visible."""
     marks = {f"COTENANT_TOKEN={token}".encode(): token for token in tokens}
     found: dict[str, set[ProcessKey]] = {}
-    left, end = [int(entry) for entry in os.listdir(proc) if entry.isdigit()], time.monotonic() + LOADING_S
-    while left:
-        loading = []
-        for pid in left:
+    seen, loading, end = set[int](), set[int](), time.monotonic() + LOADING_S
+    # The list is read until it has nothing new: a process that has ended before it was looked at may have started
+    # another one after the list was read, as daemons do.
+    while left := loading | {int(entry) for entry in os.listdir(proc) if entry.isdigit()} - seen:
+        seen |= left
+        loading = set()
+        for pid in sorted(left):
             try:
                 variables = environment(pid, proc)
             except TimeoutError:
-                loading.append(pid)
+                loading.add(pid)
                 continue
             except OSError:
                 continue
             for variable in variables:
                 if token := marks.get(variable):
                     found.setdefault(token, set()).add(key_of(pid))
-        left = loading if time.monotonic() < end else []
-    return {token: frozenset(key for key in keys if not is_zombie(key.pid)) for token, keys in found.items()}
+        found = {token: {key for key in keys if not is_zombie(key.pid)} for token, keys in found.items()}
+        if time.monotonic() > end:
+            break
+    return {token: frozenset(keys) for token, keys in found.items()}
 
 
 class Orphans:
