@@ -218,6 +218,18 @@ def test_a_helper_keeps_its_streams_to_itself() -> None:
     assert helper.communicate()[1] == b"made\nnoise\nnoise\n"
 
 
+def test_a_refusal_is_read_also_by_a_client_that_asks_late() -> None:
+    """A server that refuses a connection waits for a request for one second, then says why and closes."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b'{"error": "user 7 already has 100 connections", "kind": "work"}\n')
+    theirs.close()
+    with LineClient(ours, "agent", "here") as late:
+        with pytest.raises(WorkError, match="already has 100 connections"):
+            late.call("status")
+        with pytest.raises(LostServerError, match="the agent at here does not answer: Broken pipe"):
+            late.call("status")
+
+
 def test_half_of_an_answer_is_one_sentence() -> None:
     """The server was killed while it wrote."""
     ours, theirs = socket.socketpair()

@@ -77,11 +77,17 @@ class LineClient:
 
     def call(self, op: str, **order: Any) -> Message:
         """Send one request with the operation `op` to the server, and return its answer."""
+        lost: OSError | None = None
         try:
-            self._socket.sendall(encode({"op": op} | order))
+            try:
+                self._socket.sendall(encode({"op": op} | order))
+            except (BrokenPipeError, ConnectionResetError) as error:
+                lost = error  # a server that refused this client has written why before it closed the connection
             line = self._file.readline()
         except OSError as error:
-            raise LostServerError(f"{self._peer} does not answer: {error.strerror or error}") from None
+            lost, line = lost or error, b""
+        if lost is not None and not line:
+            raise LostServerError(f"{self._peer} does not answer: {lost.strerror or lost}") from None
         if not line.endswith(b"\n"):  # the connection ended before the answer was complete
             raise LostServerError(f"{self._peer} has closed the connection without an answer")
         answer: Message = json.loads(line)
