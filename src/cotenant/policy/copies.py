@@ -61,7 +61,7 @@ class CopySettings:
 
     @property
     def slice_bytes(self) -> int:
-        """Return the size in bytes into which copies within the device are split for a best-effort tenant: with the
-        usual chunk 256 MiB, or 0.2 ms.
+        """Return the size in bytes of the pieces into which copies within the device are split for a best-effort
+        tenant. With chunks of the usual size, a piece has 256 MiB, and its copy takes 0.2 ms.
         """
         return 32 * self.chunk_bytes

@@ -103,10 +103,10 @@ class Worker(Protocol):
         """Run a job; returns at once. The worker has at most one job at a time."""
 
     async def stop(self, grace_s: float) -> None:
-        """End after the running job; killed after `grace_s`."""
+        """End the worker after its running job; kill it after `grace_s`."""
 
     def kill(self) -> None:
-        """End at once. The listener's `died` is called."""
+        """End the worker at once. The listener's `died` is called."""
 
 
 class WorkerFactory(Protocol):

@@ -287,7 +287,7 @@ class Operations:
         return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left, "held": held}
 
     def launcher_gone(self, caller: Caller) -> None:
-        """A control connection closed: remove the tenants that its launcher registered but did not start."""
+        """Remove the tenants that a launcher registered but did not start, because its control connection closed."""
         for name in caller.registered:
             tenant = self._registry.tenants.get(name)
             if tenant is not None and tenant.launching:

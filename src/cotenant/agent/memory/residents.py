@@ -59,8 +59,8 @@ class Residents:
         return any(state.evicted for _, _, state in self.states(tenant, gpu))
 
     def patience_ns(self, tenant: Tenant, gpu: str) -> int:
-        """How long an idle tenant keeps its turn: the setting `idle_release`, or if tenants must be swapped, at least
-        the time that restoring the next tenant takes.
+        """How long an idle tenant keeps its turn: as long as the setting `idle_release` says; if tenants must be
+        swapped, at least as long as restoring the next tenant takes.
         """
         residency, least_ns = self.gpus[gpu], self._in_force.config.idle_release_ns
         if residency.everybody_fits:

@@ -130,7 +130,7 @@ class _Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
-        # a signal that is ignored (nohup) stays ignored while the program is started, which inherits that
+        # a signal that this process ignores (nohup) stays ignored here, so that the program ignores it, too
         self._take(number for number in PASSED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
         return self
 

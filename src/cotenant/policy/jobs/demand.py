@@ -276,8 +276,8 @@ class _Tables:
         share = share_cpu * gpus if not part else share_cpu * part // 1000
         full = profile_cpu * 1000 * need.gpus
         if not clipped and share < full and clipped_cpu < full:
-            # Synergy estimates the speed of a job whose CPU is limited by a linear function between the proportional
-            # and the ideal amount of CPU
+            # as in Synergy, if the job's CPU is limited, its speed is estimated to be a linear function of the amount
+            # of CPU between the proportional and the ideal amount
             fraction = max(0.0, (clipped_cpu - share) / (full - share))
         return clipped_cpu // gpus, clipped_memory // gpus, fraction
 

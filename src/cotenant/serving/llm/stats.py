@@ -40,7 +40,7 @@ class ModelStats:
             self.tpots.append(between_s)
 
     def switched(self, what: str, seconds: float) -> None:
-        """Count a start, eviction, return or stop of the model's program, and add its duration."""
+        """Count a start, eviction, restore or stop of the model's program, and add its duration."""
         self.switches[what] += 1
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 

@@ -103,7 +103,8 @@ class RayNodes:
             return None
 
     async def _call(self, slot: Slot, method: str, *arguments: Any, within_s: float | None = None) -> Any:
-        """Call the node of a slot. LostNodeError if the node is lost or does not answer in time."""
+        """Call a method of the NodeHost on a slot's node. LostNodeError if the node is lost or does not answer in time.
+        """
         if not slot.alive:
             raise LostNodeError
         lost = slot.lost
@@ -136,7 +137,7 @@ class RayNodes:
             watcher.cancel()
 
     async def _watch(self, slot: Slot) -> None:
-        """Call a node periodically. If the node is lost, look for it or for another node."""
+        """Ping a node periodically. If the node is lost, look for it or for another node."""
         while True:
             if slot.alive:
                 with contextlib.suppress(LostNodeError, FailedCallError):
