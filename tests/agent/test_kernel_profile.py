@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from native_sources import compile_c
 
 from cotenant.abi.floor import WorkClass
 from cotenant.bench.kernel_profile import Timed, classify, measure, parse_times, same_kind
 from cotenant.core.errors import WorkError
+from cotenant.native.libraries import SOFT_DRIVER, library_path
 from cotenant.profiles.kernels.profile import KernelWork, read_kernel_rows, read_kernels
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -68,7 +70,7 @@ print(json.dumps(measure("soft", [sys.executable, "-m", "cotenant.bench.workload
     program.stdin.write(b"run 0.1\n")
     program.stdin.flush()
     time.sleep(0.2)
-    said, errors = program.communicate(b"run 0.1\n", timeout=60)
+    said, errors = program.communicate(b"run 0.1\n", timeout=240)
     assert program.returncode == 0, errors.decode()[-2000:]
     (row,) = json.loads(said)
     assert row["count"] > 0
@@ -119,3 +121,32 @@ def test_a_profile_becomes_a_cycle_with_kernels_as_often_as_they_were_launched(t
     )
     a, b = KernelWork("a", 10, 3, WorkClass.COMPUTE), KernelWork("b", 20, 3, WorkClass.COMPUTE)
     assert read_kernels(path) == [a, b, a]
+
+
+# the software GPU's driver, but the thread pauses for 20 ms after the first of the two events of every tenth launch
+SLOW_DRIVER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+int cuEventRecord(void *event, void *stream)
+{
+    static int count;
+    int result = ((int (*)(void *, void *))dlsym(RTLD_NEXT, "cuEventRecord"))(event, stream);
+    if (++count % 20 == 19)
+        usleep(20000);
+    return result;
+}
+"""
+
+
+def test_the_time_in_which_the_program_gets_no_processor_is_no_time_of_its_kernels(tmp_path: Path) -> None:
+    """A pause between the two events of a launch looks like a slower kernel, and so like one that needs memory."""
+    source, driver = tmp_path / "slow.c", library_path(SOFT_DRIVER)
+    source.write_text(SLOW_DRIVER)
+    slow = tmp_path / "slow.so"
+    compile_c(["-shared", "-fPIC", source, "-o", slow, "-Wl,--no-as-needed", driver, f"-Wl,-rpath,{driver.parent}"])
+    found = measure("soft", ["env", f"COTENANT_DRIVER={slow}", sys.executable, "-c", PROGRAM], classes=False)
+    rows = {row["name"]: row for row in found["kernels"]}
+    assert [rows[name]["count"] for name in ("timed_memory", "timed_compute")] == [30, 60]
+    assert rows["timed_memory"]["duration_ns"] == pytest.approx(50_000, rel=0.5)
+    assert rows["timed_compute"]["duration_ns"] == pytest.approx(20_000, rel=0.5)

@@ -3,7 +3,9 @@
  * COTENANT_ENV_KERNELS are measured; all their launches take the slow path.
  *
  * The events are recorded in the stream of the launch. The first event completes when earlier work in that stream
- * has ended, so launches need not wait for each other. */
+ * has ended, so launches need not wait for each other. If the thread gets no processor for a while between the two
+ * events, and the stream has no earlier work then, the time between them is too long. Such a time counts only if the
+ * kernel has no other. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +19,21 @@
 #define KINDS 4096
 #define PAIRS 256
 #define END_PATIENCE_NS UINT64_C(2000000000)
+/* a launch and its two events usually take less time of the host than this */
+#define LAUNCH_NS 20000
+
+struct times {
+    uint64_t count;
+    double total_ns, least_ns;
+};
 
 struct kind {
     struct kernel_shape shape;
     char name[COTENANT_KERNEL_NAME + 1];
     /* number of SMs that the grid fills, computed from the number of its blocks that fit on one SM; 0: not known */
     uint32_t sms;
-    uint64_t count;
-    double total_ns, least_ns;
+    struct times times;
+    struct times late; /* times that may include a pause of the thread */
 };
 
 struct pair {
@@ -32,6 +41,8 @@ struct pair {
     CUcontext context;
     struct kind *kind;
     bool closed;           /* both events of the pair have been recorded */
+    uint64_t began_ns;     /* time at which the thread began to record the first event */
+    uint64_t pause_ns;     /* at most this much of the time between the events may be a pause of the thread */
 };
 
 bool cot_profiling;
@@ -97,9 +108,10 @@ static void collect(void)
         if (REAL(cuEventElapsedTime)(&ms, pair->before, pair->after) ==
                 CUDA_SUCCESS && ms > 0) {
             double ns = (double)ms * 1e6;
-            pair->kind->total_ns += ns;
-            pair->kind->least_ns = pair->kind->count && pair->kind->least_ns < ns ? pair->kind->least_ns : ns;
-            pair->kind->count++;
+            struct times *times = (double)pair->pause_ns * 10 > ns ? &pair->kind->late : &pair->kind->times;
+            times->total_ns += ns;
+            times->least_ns = times->count && times->least_ns < ns ? times->least_ns : ns;
+            times->count++;
         }
         oldest++;
     }
@@ -117,11 +129,12 @@ static void write_all(void)
     FILE *file = fopen(name, "w");
     for (uint32_t i = 0; file && i < KINDS; i++) {
         const struct kind *k = &kinds[i];
+        const struct times *times = k->times.count ? &k->times : &k->late;
         const uint32_t *g = k->shape.grid, *b = k->shape.block;
-        if (k->count)
-            fprintf(file, "%llu\t%.0f\t%.0f\t%u\t%u,%u,%u\t%u,%u,%u\t%u\t%s\n", (unsigned long long)k->count,
-                    k->total_ns / (double)k->count, k->least_ns, k->sms, g[0], g[1], g[2], b[0], b[1], b[2],
-                    k->shape.shared_bytes, k->name);
+        if (times->count)
+            fprintf(file, "%llu\t%.0f\t%.0f\t%u\t%u,%u,%u\t%u,%u,%u\t%u\t%s\n",
+                    (unsigned long long)(k->times.count + k->late.count), times->total_ns / (double)times->count,
+                    times->least_ns, k->sms, g[0], g[1], g[2], b[0], b[1], b[2], k->shape.shared_bytes, k->name);
     }
     if (file) {
         fprintf(file, "missed\t%llu\n", (unsigned long long)missed);
@@ -163,11 +176,14 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
     }
     CUresult (*create)(CUevent *, unsigned) = REAL(cuEventCreate);
     if (pair && ((!pair->before && create(&pair->before, 0) != CUDA_SUCCESS) ||
-                 (!pair->after && create(&pair->after, 0) != CUDA_SUCCESS) || !(pair->kind = kind_of(shape)) ||
-                 REAL(cuEventRecord)(pair->before, stream) != CUDA_SUCCESS))
+                 (!pair->after && create(&pair->after, 0) != CUDA_SUCCESS) || !(pair->kind = kind_of(shape))))
+        pair = NULL;
+    uint64_t began_ns = cot_now_ns();
+    if (pair && REAL(cuEventRecord)(pair->before, stream) != CUDA_SUCCESS)
         pair = NULL;
     if (pair) {
         pair->closed = false;
+        pair->began_ns = began_ns;
         newest++;
     } else
         missed++;
@@ -178,7 +194,10 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
 void cot_kernels_after(struct pair *pair, CUstream stream)
 {
     REAL(cuEventRecord)(pair->after, stream);
+    uint64_t took_ns = cot_now_ns() - pair->began_ns;
+    bool queued = took_ns > LAUNCH_NS && REAL(cuEventQuery)(pair->before) == CUDA_ERROR_NOT_READY;
     pthread_mutex_lock(&lock);
+    pair->pause_ns = took_ns > LAUNCH_NS && !queued ? took_ns : 0;
     pair->closed = true;
     pthread_mutex_unlock(&lock);
 }
