@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -76,9 +78,16 @@ def test_what_an_older_mps_cannot_enforce_is_said(mps: Mps) -> None:
 def test_a_daemon_that_is_slow_to_end_holds_up_nobody_but_the_next_one(mps: Mps) -> None:
     """The agent's one thread gives turns meanwhile; a new daemon on that GPU starts after the old one has ended."""
     environment = mps.grant(TenantSpec("a"), (REAL,)).environment
-    (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "slow").touch()
+    pipe = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(pipe / "control"))
+        daemon, _ = mps_standin.peer_of(connection)
+    (pipe / "slow").touch()
+    os.kill(daemon, signal.SIGSTOP)
     mps.revoke("a", (REAL,))
-    assert calls(environment)[-1] != "ended", "nobody waits for it here"
+    waiting, called = [thread.name for thread in threading.enumerate()], calls(environment)
+    os.kill(daemon, signal.SIGCONT)
+    assert ("mps-quit" in waiting, called[2:]) == (True, []), "nobody waits for it here"
     mps.grant(TenantSpec("b"), (REAL,))
     assert calls(environment)[2:] == ["quit -t 5", "ended", f"start {REAL.uuid}", "get_server_list"]
     assert answers(mps)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import wait_for
+from agent_harness import saved, wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
@@ -101,9 +101,14 @@ class Machine:
 
     def named(self, name: str, text: str) -> None:
         """Wait until a tenant's share is known not to hold, for that reason."""
-        wait_for(lambda: any(text in fault["text"] for fault in self.rows()[name]["not_enforced"]), 60, text)
-        assert self.rows()[name]["state"] == "ShareNotEnforced"
-        assert any(text in warning for warning in self.rows()[name]["warnings"])
+
+        def found() -> dict[str, Any] | None:
+            row = self.rows()[name]
+            return row if any(text in fault["text"] for fault in row["not_enforced"]) else None
+
+        row = wait_for(found, 60, text)
+        assert row["state"] == "ShareNotEnforced"
+        assert any(text in warning for warning in row["warnings"])
 
     def order(self, *words: str) -> str:
         environment = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "mps" / "pipe")}
@@ -165,6 +170,7 @@ def test_hostile_programs_are_contained_or_named(machine: Machine) -> None:
 def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_take_over(machine: Machine) -> None:
     machine.run("kept")
     machine.run("gone")
+    wait_for(lambda: saved(machine.folder, "kept").get("root"), 60, "it is written down")
     machine.agent.kill()
     machine.agent.wait()
     machine.end(machine.programs.pop())

@@ -103,7 +103,8 @@ class Daemon:
         while self.running:
             for key, _ in self.selector.select(0.05):
                 key.data(key.fileobj)
-            self.look()
+            if self.running:  # after the order to quit, the sockets may be those of the next daemon
+                self.look()
 
     def open_sockets(self) -> None:
         """Open the main socket and a socket for each new namespace of a server, and close those of deleted namespaces.
