@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.tenant import ControlGroup
 from cotenant.core.strength import Strength
 from cotenant.devices.cards import NO_LIMIT, Card, NvmlError
+from cotenant.devices.cards import MemoryLimits as Limits
 from cotenant.devices.cgroups import Cgroups
 from cotenant.devices.registry import device
 from cotenant.policy.memory_limits import Detected
@@ -209,6 +211,26 @@ def test_driver_that_rounds_a_limit_is_not_taken_for_another_program(world, proc
     assert tenant.held is not None
     assert world.limit(tenant.held.path) == str(4096 << 20)
     world.limits.look()
+    assert world.warnings == []
+
+
+def test_limit_that_is_changed_twice_while_it_is_read_is_not_taken_for_another_programs(world, process, monkeypatch):
+    """The driver is asked in a thread. Its answer may be of a moment between two changes by the agent."""
+    tenant = world.tenant()
+    world.limits.begin(tenant, process)
+    exact, read = Card.memory_limits, []
+
+    def slow(card: Card, group: Path) -> Limits:
+        monkeypatch.setattr(Card, "memory_limits", exact)
+        for size in (2 * GIB, GIB):
+            tenant.spec = replace(tenant.spec, memory_bytes=size)
+            world.limits.follow(tenant)
+            read.append(exact(card, group))
+        return read[0]
+
+    monkeypatch.setattr(Card, "memory_limits", slow)
+    world.limits.look()
+    assert [limits.hard_bytes for limits in read] == [2 * GIB, GIB]
     assert world.warnings == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,18 +17,21 @@ Key = tuple[Path, str]  # (control group, UUID of the GPU)
 
 class Applied:
     """The limits in force: `limits` has, for each control group and GPU, the hard limit in bytes that the driver should
-    report.
+    report, and `changes` the number of the order by which the agent last set it.
     """
 
     def __init__(self, card: Callable[[Gpu], Card]) -> None:
         self._card = card
         self.limits: dict[Key, int] = {}
+        self.changes: dict[Key, int] = {}
+        self._numbers = itertools.count()
 
     def set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
         """Limit a control group, or clear its limit (None). Raises OSError if the driver refuses the limit or reports
         another one afterwards.
         """
         card, key = self._card(gpu), (group, gpu.uuid)
+        self.changes[key] = next(self._numbers)
         if limit_bytes is None:
             card.set_memory_limits(group, 0, NO_LIMIT)
             self.limits.pop(key, None)
@@ -77,5 +81,6 @@ class Applied:
 
     def forget(self, group: Path) -> None:
         """Forget the limits of a control group that no longer exists or was released."""
-        for key in [key for key in self.limits if key[0] == group]:
-            del self.limits[key]
+        for known in (self.limits, self.changes):
+            for key in [key for key in known if key[0] == group]:
+                del known[key]

@@ -68,16 +68,17 @@ class Watch:
         """Check the memory limits once a second as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            wanted = self._wanted()  # the driver is queried in a thread, since the event loop also grants turns
+            wanted, changes = self._wanted(), dict(self._applied.changes)
+            # the driver is queried in a thread, since the event loop also grants turns
             reading = asyncio.ensure_future(asyncio.to_thread(self._read, wanted, dict(self._inside)))
             if not (await asyncio.wait({reading}, timeout=PATIENCE_S))[0]:
                 self._unanswered(wanted)
-            self._judge(wanted, await reading)
+            self._judge(wanted, await reading, changes)
 
     def look(self) -> None:
         """Check the memory limits once."""
-        wanted = self._wanted()
-        self._judge(wanted, self._read(wanted, dict(self._inside)))
+        wanted, changes = self._wanted(), dict(self._applied.changes)
+        self._judge(wanted, self._read(wanted, dict(self._inside)), changes)
 
     def say(self, tenant: Tenant, text: str) -> None:
         """Warn a tenant of a condition, once as long as the condition persists."""
@@ -134,12 +135,13 @@ class Watch:
                 self.faults[key] = UNANSWERED
                 self.say(held[key[0]], UNANSWERED)
 
-    def _judge(self, wanted: Mapping[Key, int], found: Reading) -> None:
+    def _judge(self, wanted: Mapping[Key, int], found: Reading, changes: Mapping[Key, int]) -> None:
+        """Act on what a check found. `changes`: those of the limits before the check."""
         held, again = held_by(self._registry), set[Path]()
         for key, expected in wanted.items():
             tenant, now = held.get(key[0]), found.limits[key]
-            if tenant is None or self._applied.limits.get(key) != expected:
-                continue  # the limit was changed or cleared since it was read
+            if tenant is None or self._applied.changes.get(key) != changes.get(key):
+                continue  # the agent has changed or cleared the limit since the check began
             if now == expected:
                 self.faults.pop(key, None)
             elif isinstance(now, str) and (key[0] in again or not key[0].exists()):
