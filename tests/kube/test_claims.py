@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from api_standin import Thing
+from claim_kubelet import SLICE, ClaimKubelet, claims_node
 from dra_scheduler import CLASSES, Scheduler
 from held_agent import uuid_of
 from kube_node import Node
@@ -25,63 +24,18 @@ from cotenant.kube.dra.held import NodeClaims
 from cotenant.kube.dra.server import CDI_KIND, ClaimSettings
 from cotenant.kube.dra.slices import NodeSlices
 from cotenant.kube.inventory import Inventory
-from cotenant.kube.messages import (
-    DRA_HEALTH,
-    DRA_PLUGINS,
-    PLUGIN_REGISTRATION,
-    caller,
-    dra_health,
-    open_channel,
-    registration,
-)
+from cotenant.kube.messages import DRA_HEALTH, DRA_PLUGINS, caller, dra_health, open_channel
 from cotenant.kube.node import NodePlugin, NodeSettings
 from cotenant.kube.quantity import parse_memory
 from cotenant.kube.shares import shares_of
 from cotenant.kube.units import MigSlice, NodeGpu
 
 CLAIM = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/"
-SLICE = "/apis/resource.k8s.io/v1/resourceslices/node-a-gpu.cotenant.dev"
-
-
-class ClaimKubelet:
-    """What the kubelet does with a driver: finds its socket, asks who it is, says that it is taken, prepares claims."""
-
-    def __init__(self, registry: Path) -> None:
-        wait_for(lambda: self._meet(registry))
-
-    def _meet(self, registry: Path) -> bool:
-        """False while there is no driver, or only the socket of one that was killed."""
-        socket = next(iter(registry.glob("*-reg.sock")), None)
-        if socket is None:
-            return False
-        with open_channel(socket) as channel:
-            try:
-                self.info = caller(channel, PLUGIN_REGISTRATION, "GetInfo")(registration.InfoRequest(), timeout=60)
-            except grpc.RpcError:
-                return False
-            caller(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")(
-                registration.RegistrationStatus(plugin_registered=True), timeout=60
-            )
-        return True
-
-    def call(self, verb: str, *claims: Thing, version: str = "v1.DRAPlugin") -> dict[str, Any]:
-        service, package = DRA_PLUGINS[version]
-        asked = [package.Claim(namespace=c["namespace"], name=c["name"], uid=c["uid"]) for c in claims]
-        request = getattr(package, f"Node{verb}ResourcesRequest")(claims=asked)
-        with open_channel(self.info.endpoint) as channel:
-            return dict(caller(channel, service, f"Node{verb}Resources")(request, timeout=60).claims)
 
 
 @pytest.fixture
 def node(make_node: Callable[..., Node]) -> Node:
-    """A node with two GPUs that places by claims."""
-    found = make_node(gpus=2)
-    base = found.folder / "kubelet"
-    (base / "plugins_registry").mkdir()
-    found.api.store["/version"] = {"major": "1", "minor": "34+"}
-    found.start_plugin("--claims=true", f"--kubelet-plugins={base}")
-    wait_for(lambda: SLICE in found.api.store, what=found.said())
-    return found
+    return claims_node(make_node(gpus=2))
 
 
 def place(node: Node, thing: Pod, device: str = "") -> tuple[Pod, Thing]:
@@ -252,10 +206,10 @@ def test_a_claim_that_is_not_the_pods_gives_it_nothing() -> None:
     held, _, api = claims_of_node(1)
     thing, claim = claimed("train", "gpu-0")
     api.store[CLAIM + "train"] = claim
-    assert held.devices(thing)["main"]["cotenant.dev/share"][0] == f"{uuid_of(0)}::claim0000"
+    assert held.of_pod(thing).devices["main"]["cotenant.dev/share"][0] == f"{uuid_of(0)}::train/gpu/0000"
     held.forget({("team", "train")})
-    assert held.devices(thing | {"metadata": thing["metadata"] | {"uid": "another"}}) == {}
-    assert held.devices(thing) != {}
+    assert held.of_pod(thing | {"metadata": thing["metadata"] | {"uid": "another"}}).devices == {}
+    assert held.of_pod(thing).devices != {}
     assert held.held() == {"gpu-0"}
     held.forget(set())
     assert held.held() == set()

@@ -159,6 +159,8 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
             if claimed and resources[name]:
                 why = f"container {name} takes units, and the pod is placed by claims; keep one of them"
                 raise InputError(why, field=key_field(names.PLACED_BY))
+            if claimed and terms[0] is None:  # no request is stated, so the claim alone decides
+                share = dataclasses.replace(share, request=share.limit)
             found.append(dataclasses.replace(share, ends=ends, claimed=claimed))
     return found
 
@@ -182,7 +184,7 @@ def _asking(pod: Pod, annotations: Mapping[str, Any], resources: Mapping[str, An
     }
     listed = annotations.get(names.CONTAINERS)
     if listed is not None:
-        if not given and not asking:
+        if not given and not asking and annotations.get(names.PLACED_BY) != "claims":
             raise InputError(
                 f"it selects containers, but no share is given: add {names.REQUEST}", field=key_field(names.CONTAINERS)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import grpc
@@ -12,9 +13,11 @@ from cotenant.core.strength import NOT_ENFORCED
 from cotenant.kube import names
 from cotenant.kube.binding.events import PodEvents
 from cotenant.kube.binding.orders import (
+    NO_MEMORY,
     Devices,
     Order,
     PodKey,
+    annotations_fault,
     containers_left,
     described,
     devices_by_pod,
@@ -26,8 +29,8 @@ from cotenant.kube.binding.orders import (
     wanted,
 )
 from cotenant.kube.binding.pods import NodePods
-from cotenant.kube.dra.claims import claims_of_pod
-from cotenant.kube.dra.held import NodeClaims
+from cotenant.kube.dra.claims import by_claims, claims_of_pod
+from cotenant.kube.dra.held import NodeClaims, PodClaims
 from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, error_text, open_channel, pod_resources
 from cotenant.kube.plugin.state import PluginState
 
@@ -81,7 +84,7 @@ class Binder:
             return
         self._say_once("agent", "")
         claimed, unclear = self._claimed(fresh)
-        orders, more = self._orders(devices | claimed)
+        orders, more = self._orders(devices | {key: mine.devices for key, mine in claimed.items()}, claimed)
         unclear |= more
         orders += self._init_orders(devices, held, {order.key for order in orders})
         self._let_go(held, {order.key for order in orders}, unclear, fresh)
@@ -128,7 +131,9 @@ class Binder:
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
-    def _orders(self, devices: dict[PodKey, Devices]) -> tuple[list[Order], set[str]]:
+    def _orders(
+        self, devices: dict[PodKey, Devices], claimed: Mapping[PodKey, PodClaims]
+    ) -> tuple[list[Order], set[str]]:
         """The tenants to make for all pods, and the UIDs of pods whose annotations are invalid now. Pods of the second
         kind keep their present shares."""
         orders: list[Order] = []
@@ -137,7 +142,7 @@ class Binder:
             pod = self._pods.by_key.get(key)
             if pod is None or ended(pod):
                 continue
-            found = wanted(pod, containers)
+            found = wanted(pod, containers, claimed[key].memory if key in claimed else NO_MEMORY)
             orders += found.orders
             for remark in found.remarks:
                 if remark.reason == "ShareUnclear":
@@ -145,28 +150,44 @@ class Binder:
                 self._events.say(pod, remark.reason, remark.message, warning=remark.warning)
         return orders, unclear
 
-    def _claimed(self, fresh: bool) -> tuple[dict[PodKey, Devices], set[str]]:
-        """Devices of pods placed by claims, and UIDs of pods whose claims cannot be read now. `fresh`: the list of this
-        node's pods is complete, so claims of pods that are not listed can be forgotten.
+    def _claimed(self, fresh: bool) -> tuple[dict[PodKey, PodClaims], set[str]]:
+        """Claims of pods that have devices by claims, and UIDs of pods whose claims or annotations cannot be read now.
+        `fresh`: the list of this node's pods is complete, so claims of pods that are not listed can be forgotten.
         """
-        found: dict[PodKey, Devices] = {}
+        found: dict[PodKey, PodClaims] = {}
         unclear: set[str] = set()
         if self._claims is None:
             return found, unclear
         pods = self._pods.by_key.items()
-        theirs = {key: pod for key, pod in pods if pod["spec"].get("resourceClaims") and not ended(pod)}
+        theirs = {key: pod for key, pod in pods if by_claims(pod) and not ended(pod)}
         if fresh:
             self._claims.forget({(key[0], name) for key, pod in theirs.items() for name in claims_of_pod(pod).values()})
         for key, pod in theirs.items():
             try:
-                mine = self._claims.devices(pod)
+                mine = self._claims.of_pod(pod)
             except (InputError, WorkError) as error:
                 unclear.add(pod["metadata"]["uid"])
                 self._say_once(f"claims of {key[0]}/{key[1]}", str(error))
+                if fault := annotations_fault(pod):
+                    self._events.say(pod, "ShareUnclear", fault, warning=True)
                 continue
-            if mine:
+            self._remark_claims(pod, mine)
+            if mine.devices:
                 found[key] = mine
         return found, unclear
+
+    def _remark_claims(self, pod: dict[str, Any], mine: PodClaims) -> None:
+        """Report to a pod which of its containers use a claim without a share, or request a share without a claim."""
+        for container, claim, uuid in mine.unasked:
+            where = f"{self._state.inventory.index_of(uuid)} of {self._pods.node}"
+            text = (
+                f"container {container} can use {where} by claim {claim}, but requests no share: it is not limited. "
+                f"Name it in {names.CONTAINERS}, and write {names.PLACED_BY}: claims"
+            )
+            self._events.say(pod, NOT_ENFORCED, text, warning=True)
+        for container in mine.without:
+            text = f"container {container} requests a share, but uses no claim: it gets no GPU"
+            self._events.say(pod, "ShareRefused", text, warning=True)
 
     def _init_orders(self, devices: dict[PodKey, Devices], held: Held, ordered: set[tuple[str, str]]) -> list[Order]:
         """The tenants to make for init containers whose devices no other container uses. The plugin knows the GPU of
@@ -175,7 +196,7 @@ class Binder:
         found = []
         for pod in self._pods.by_key.values():
             share = None if ended(pod) else init_share(pod)
-            if share is None or (pod["metadata"]["uid"], share.container) in ordered:
+            if share is None or share.claimed or (pod["metadata"]["uid"], share.container) in ordered:
                 continue
             before = held.get((pod["metadata"]["uid"], share.container))
             resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from cotenant.kube.units import gpu_of
 MOST_NAME = 63  # longest name that a tenant can have
 Devices = Mapping[str, Mapping[str, list[str]]]  # container -> resource -> ids of its devices
 PodKey = tuple[str, str]  # namespace, name
+NO_MEMORY: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,12 @@ def ended(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
-    """Return the tenants of a pod's running containers that have devices in `devices`.
+def wanted(pod: Mapping[str, Any], devices: Devices, memory: Mapping[str, int] = NO_MEMORY) -> Wanted:
+    """Return the tenants of a pod's running containers that have devices in `devices`. `memory`: bytes on each GPU that
+    claims give to containers.
 
     The request is never larger than the kubelet's allocation, even if the annotations have changed; limit and memory
-    come from the pod.
+    come from the pod. A claim also limits memory, and containers that use one claim at the same time divide it.
     """
     found = Wanted()
     try:
@@ -84,7 +87,9 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
                 Remark("ShareRefused", f"container {container} was given units of {' and '.join(gpus)}")
             )
             continue
-        found.orders.append(_order(pod, share, ids, gpus))
+        users = _users(share, asked, devices) if share.claimed else [1] * len(ids)
+        most_bytes = memory[container] // max(users) if container in memory else None
+        found.orders.append(_order(pod, share, sum(1 / count for count in users), gpus, most_bytes))
         shares.pop(container)
         if not injected(pod, share):
             found.remarks.append(
@@ -95,7 +100,7 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
                 )
             )
     for share in shares.values():
-        gpus = _handed_on(share, asked, devices)
+        gpus = [] if share.claimed else _handed_on(share, asked, devices)
         if share.ends and len(gpus) == max(1, share.gpus):
             found.orders.append(init_order(pod, share, gpus))
     return found
@@ -110,6 +115,22 @@ def _handed_on(share: ContainerShare, asked: list[ContainerShare], devices: Devi
         if ids := devices.get(other.container, {}).get(resource):
             return sorted({gpu_of(device) for device in ids})
     return []
+
+
+def _users(share: ContainerShare, asked: list[ContainerShare], devices: Devices) -> list[int]:
+    """Return for each unit of a container's claims how many containers use the unit at the same time, itself included.
+
+    This is the largest number at any time while the container runs, so that its share and memory stay the same.
+    """
+    ids = {one.container: devices.get(one.container, {}).get(names.SHARE_RESOURCE, []) for one in asked}
+    inits = [one.container for one in asked if one.ends]
+    users = dict.fromkeys(ids[share.container], 1)
+    for count in range(len(inits) + 1):
+        beside = present(asked, inits[:count])
+        if share in beside:
+            now = Counter(unit for one in beside for unit in ids[one.container])
+            users = {unit: max(most, now[unit]) for unit, most in users.items()}
+    return list(users.values())
 
 
 def containers_left(pod: Mapping[str, Any]) -> set[str]:
@@ -149,6 +170,15 @@ def init_share(pod: Mapping[str, Any]) -> ContainerShare | None:
         return None
 
 
+def annotations_fault(pod: Mapping[str, Any]) -> str:
+    """Return what is wrong with a pod's request for a share; empty if nothing is."""
+    try:
+        shares_of(pod)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def started(pod: Mapping[str, Any], container: str) -> bool:
     """Whether an init container runs."""
     rows = (pod.get("status") or {}).get("initContainerStatuses") or []
@@ -159,18 +189,23 @@ def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -
     """Return the order to the agent to hold an init container's share, on the GPUs that were allocated to the
     container.
     """
-    count = share.units or share.gpus
-    return _order(pod, share, [gpus[0]] * count, gpus)
+    return _order(pod, share, share.units or share.gpus, gpus)
 
 
-def _order(pod: Mapping[str, Any], share: ContainerShare, ids: list[str], gpus: list[str]) -> Order:
+def _order(
+    pod: Mapping[str, Any], share: ContainerShare, units: float, gpus: list[str], most_bytes: int | None = None
+) -> Order:
+    """Return the order for a container with that many units on all of its GPUs together. `most_bytes`: its claim's
+    memory on each of them.
+    """
     metadata = pod["metadata"]
-    request = 1.0 if share.whole else min(share.request, len(ids) / len(gpus) / names.SHARE_UNITS)
+    request = 1.0 if share.whole else min(share.request, units / len(gpus) / names.SHARE_UNITS)
+    memory = [amount for amount in (share.memory_bytes, most_bytes) if amount is not None]
     tenant = {
         "name": tenant_name(metadata["namespace"], metadata["name"], share.container, metadata["uid"]),
         "request": request,
         "limit": max(share.limit, request),
-        "memory_bytes": share.memory_bytes,
+        "memory_bytes": min(memory, default=None),
         "enforce_memory": share.enforce_memory,
         "gpus": gpus,
         "gpu_count": len(gpus),

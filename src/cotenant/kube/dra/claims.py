@@ -41,8 +41,8 @@ def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes:
 
 
 def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
-    """Return claim templates for every requesting container of a pod, and the pod, which requests claims instead of
-    units.
+    """Return claim templates for the requesting containers of a pod, and the pod, which requests claims instead of
+    units. As with units, an init container uses the claim of a later container, since they never run at the same time.
 
     The share is also written into the pod's annotations, from which the limits of every pod are read. Raises InputError
     if containers request different shares by resources, which annotations cannot express.
@@ -60,18 +60,27 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
     namespace = metadata.get("namespace") or "default"
     metadata["annotations"] = (metadata.get("annotations") or {}) | _terms(shares)
     templates = []
-    for share in shares:
-        template = _template_name(f"{name}-{share.container}")
-        templates.append(claim_template(template, namespace, share, kubernetes))
-        spec.setdefault("resourceClaims", []).append({"name": share.container, "resourceClaimTemplateName": template})
+    for index, share in enumerate(shares):
+        user = _claim_user(shares[index:])
+        if user is share:
+            template = _template_name(f"{name}-{share.container}")
+            templates.append(claim_template(template, namespace, share, kubernetes))
+            row = {"name": share.container, "resourceClaimTemplateName": template}
+            spec.setdefault("resourceClaims", []).append(row)
         container = spec[share.list_name][share.index]
         resources = container.setdefault("resources", {})
         for kind in ("limits", "requests"):
             for key in list(resources.get(kind) or {}):
                 if key in names.RESOURCES:
                     del resources[kind][key]
-        resources.setdefault("claims", []).append({"name": share.container})
+        resources.setdefault("claims", []).append({"name": user.container})
     return [*templates, changed]
+
+
+def _claim_user(shares: list[ContainerShare]) -> ContainerShare:
+    """Return the container whose claim the first container in `shares` uses: itself unless it is an init container,
+    then the next sidecar or app container, or the last init container if there is none."""
+    return next((share for share in shares if not share.ends), shares[-1])
 
 
 def _template_name(name: str) -> str:
@@ -100,9 +109,24 @@ def _with_unit(count: int) -> str:
 
 def allocated(claim: Mapping[str, Any], node: str) -> list[Thing]:
     """The devices of a claim that belong to this driver and node."""
-    status = claim.get("status") or {}
-    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
-    return [one for one in results if one.get("driver") == DRIVER and one.get("pool") == node]
+    return [one for one in _results(claim) if one.get("driver") == DRIVER and one.get("pool") == node]
+
+
+def has_allocation(claim: Mapping[str, Any]) -> bool:
+    """Return whether any driver's devices are allocated to a claim."""
+    return bool(_results(claim))
+
+
+def _results(claim: Mapping[str, Any]) -> list[Thing]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return (allocation.get("devices") or {}).get("results") or []
+
+
+def of_request(results: list[Thing], request: str) -> list[Thing]:
+    """The devices of one request of a claim, or all devices if no request is named. A request with alternatives has
+    results named REQUEST/ALTERNATIVE.
+    """
+    return [one for one in results if not request or str(one["request"]).partition("/")[0] == request]
 
 
 def units_of_result(result: Mapping[str, Any]) -> int:
@@ -112,10 +136,36 @@ def units_of_result(result: Mapping[str, Any]) -> int:
     return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
 
 
+def consumes_share(result: Mapping[str, Any]) -> bool:
+    """Return whether an allocated device is a part of a GPU, neither a whole GPU nor a MIG instance."""
+    return (result.get("consumedCapacity") or {}).get("share") is not None
+
+
+def memory_of_result(claim: Mapping[str, Any], result: Mapping[str, Any]) -> int | None:
+    """Return how many bytes of an allocated device's memory a claim has; None if its request states no memory, since
+    the device then counts only its default.
+    """
+    name, _, alternative = str(result["request"]).partition("/")
+    requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or []
+    request: Thing = next((one for one in requests if one.get("name") == name), {})
+    choices = request.get("firstAvailable") or []
+    exact = next((one for one in choices if one.get("name") == alternative), request.get("exactly") or {})
+    if "memory" not in ((exact.get("capacity") or {}).get("requests") or {}):
+        return None
+    consumed = (result.get("consumedCapacity") or {}).get("memory")
+    return None if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
+
+
 def reserved(claim: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
     """Return whether a claim is reserved for a pod; the scheduler reserves it before it binds the pod to a node."""
     rows = (claim.get("status") or {}).get("reservedFor") or []
     return any(row.get("uid") == pod["metadata"]["uid"] for row in rows)
+
+
+def by_claims(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod has claims, or states that it is placed by claims."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return bool(pod["spec"].get("resourceClaims")) or annotations.get(names.PLACED_BY) == "claims"
 
 
 def claims_of_pod(pod: Mapping[str, Any]) -> dict[str, str]:
@@ -129,7 +179,18 @@ def claims_of_pod(pod: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(claim) for name, claim in found.items() if claim}
 
 
-def claims_of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """Names of the ResourceClaims of a container that have been created."""
-    wanted = {one.get("name") for one in (container.get("resources") or {}).get("claims") or []}
-    return [claim for name, claim in claims_of_pod(pod).items() if name in wanted]
+def claims_of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, str]:
+    """The ResourceClaims of a container that have been created: name -> the request of the claim that the container
+    uses; empty: all of its requests.
+    """
+    wanted = {row.get("name"): row.get("request") or "" for row in _claim_rows(container)}
+    return {claim: wanted[name] for name, claim in claims_of_pod(pod).items() if name in wanted}
+
+
+def uses_claims(container: Mapping[str, Any]) -> bool:
+    """Return whether a container uses any claim, whatever it is for."""
+    return bool(_claim_rows(container))
+
+
+def _claim_rows(container: Mapping[str, Any]) -> list[Thing]:
+    return (container.get("resources") or {}).get("claims") or []

@@ -6,7 +6,8 @@ Allocations of claims are read from the API server, so nothing is lost when the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.core.errors import InputError
@@ -14,7 +15,20 @@ from cotenant.kube import names
 from cotenant.kube.client import KubeApi
 from cotenant.kube.dra import claims, offer
 from cotenant.kube.dra.slices import NodeSlices
-from cotenant.kube.shares import shares_of
+from cotenant.kube.shares import containers_of, shares_of
+
+
+@dataclass
+class PodClaims:
+    """What the containers of a pod have by claims."""
+
+    # container -> resource -> ids as in PodResources; the same id in two containers is one unit that both use
+    devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    # container -> bytes on each of its GPUs, if its claims request memory
+    memory: dict[str, int] = field(default_factory=dict)
+    # (container, claim, GPU's UUID): parts of a GPU of containers that request no share
+    unasked: list[tuple[str, str, str]] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)  # containers that request a share and use no claim
 
 
 class NodeClaims:
@@ -52,7 +66,7 @@ class NodeClaims:
         found = self._api.get(f"/apis/{group}/namespaces/{namespace}/resourceclaims/{name}")
         with self._lock:
             self._known.pop((namespace, name), None)
-            if claims.allocated(found, self._node):
+            if claims.has_allocation(found):
                 self._known[namespace, name] = found
         return found
 
@@ -64,22 +78,43 @@ class NodeClaims:
         known = self._known.get((namespace, name))
         return known if known is not None and claims.reserved(known, pod) else self._claim(namespace, name)
 
-    def devices(self, pod: Mapping[str, Any]) -> dict[str, dict[str, list[str]]]:
-        """Devices of a pod's containers by their claims, in units as in PodResources. Raises ApiError, InputError."""
-        found: dict[str, dict[str, list[str]]] = {}
+    def of_pod(self, pod: Mapping[str, Any]) -> PodClaims:
+        """What a pod's containers have by their claims. Raises ApiError, InputError."""
+        found = PodClaims()
         instances = self._slices.instances()
-        for share in shares_of(pod):
-            container = pod["spec"][share.list_name][share.index]
-            for name in claims.claims_of_container(pod, container) if share.claimed else ():
-                claim = self._claim_of(pod, name)
-                results = claims.allocated(claim, self._node) if claims.reserved(claim, pod) else []
-                for result in results:
-                    uuid = self._slices.uuid_of(result["device"])
-                    if uuid in instances:  # the hardware isolates a MIG instance, so the agent needs no tenant for it
-                        continue
-                    ids = [f"{uuid}::claim{n:04d}" for n in range(claims.units_of_result(result))]
-                    found.setdefault(share.container, {}).setdefault(names.SHARE_RESOURCE, []).extend(ids)
+        asking = {share.container: share for share in shares_of(pod)}
+        for _, _, container in containers_of(pod):
+            name, share = container["name"], asking.get(container["name"])
+            if share is not None and share.claimed and not claims.uses_claims(container):
+                found.without.append(name)
+            memory: dict[str, int] = {}  # GPU -> bytes
+            for claim, result in self._results(pod, container):
+                if share is None and not claims.consumes_share(result):
+                    continue  # only this pod can use a whole GPU or a MIG instance, so it needs no limit
+                uuid = self._slices.uuid_of(result["device"])
+                if uuid in instances:  # the hardware isolates a MIG instance, so the agent needs no tenant for it
+                    continue
+                full = claim["metadata"]["name"]
+                if share is None or not share.claimed:
+                    found.unasked.append((name, full, uuid))
+                    continue
+                ids = [f"{uuid}::{full}/{result['request']}/{n:04d}" for n in range(claims.units_of_result(result))]
+                found.devices.setdefault(name, {}).setdefault(names.SHARE_RESOURCE, []).extend(ids)
+                if (amount := claims.memory_of_result(claim, result)) is not None:
+                    memory[uuid] = memory.get(uuid, 0) + amount
+            if memory:
+                found.memory[name] = min(memory.values())  # the agent has one limit for all GPUs of a container
         return found
+
+    def _results(
+        self, pod: Mapping[str, Any], container: Mapping[str, Any]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The devices of this node that a container has, each with its claim."""
+        for name, request in claims.claims_of_container(pod, container).items():
+            claim = self._claim_of(pod, name)
+            results = claims.allocated(claim, self._node) if claims.reserved(claim, pod) else []
+            for result in claims.of_request(results, request):
+                yield claim, result
 
     def forget(self, live: set[tuple[str, str]]) -> None:
         """Keep only claims (namespace, name) that pods still use."""
