@@ -148,6 +148,8 @@ struct gpu {
     /* any one of the contexts on this GPU; the helper thread makes it current to query streams */
     _Atomic(CUcontext) any_context;
     uint64_t held[COTENANT_MEMORY_HOST + 1]; /* bytes held, by kind of allocation; protected by the memory lock */
+    /* a bit for each kind of allocation whose `held` a new agent was not told yet; protected by the memory lock */
+    uint32_t untold;
     uint64_t published_ns;
     _Atomic uint64_t fences;
     _Atomic uint64_t predicted_busy_ns;

@@ -24,6 +24,9 @@ HIDDEN void cot_channels_report(int agent_fd);
 HIDDEN void cot_channels_report_again(void);   /* makes the next report to the agent contain all channel groups */
 
 /* ---- rpc.c ---- */
+extern HIDDEN _Atomic uint64_t cot_agents_lost; /* how often this process has lost its agent */
+/* how many agents were lost before the one that answered this thread's last call */
+extern HIDDEN __thread uint64_t cot_answered_by __attribute__((tls_model("initial-exec")));
 HIDDEN int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes);
 HIDDEN int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes);
 HIDDEN int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,

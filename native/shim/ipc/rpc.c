@@ -29,6 +29,9 @@ static uint64_t heard_ns;             /* time of the agent's last message to thi
 static uint64_t asked_ns;
 static uint64_t question;             /* sequence number of the query to the silent agent */
 
+_Atomic uint64_t cot_agents_lost;
+__thread uint64_t cot_answered_by __attribute__((tls_model("initial-exec")));
+
 int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
 {
     struct cotenant_message message;
@@ -64,6 +67,7 @@ int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t byt
     struct pending call = {
         .sequence = message.header.sequence, .reply = reply, .passed_fd = passed_fd, .next = pending_calls};
     pending_calls = &call;
+    cot_answered_by = atomic_load(&cot_agents_lost); /* if this agent is lost, the call fails */
     if (cot_agent_fd() < 0 || cot_wire_send(cot_agent_fd(), &message) != 0)
         call.outcome = -1;
     while (call.outcome == 0 && !cot_exiting())
@@ -142,6 +146,7 @@ bool cot_rpc_agent_hangs(void)
 
 void cot_rpc_agent_lost(void)
 {
+    atomic_fetch_add(&cot_agents_lost, 1);
     for (struct pending *call = pending_calls; call; call = call->next)
         if (call->outcome == 0)
             call->outcome = -1;

@@ -9,6 +9,11 @@
 #include "swap/swap.h"
 
 #define BUCKETS 4096
+/* A reservation is stored with the number of the agent that made it in its upper bits, since another agent does not
+ * know it, or knows another one by its number. */
+#define AGENT_SHIFT 48
+#define NUMBER_MASK ((UINT64_C(1) << AGENT_SHIFT) - 1)
+#define AGENT_MASK UINT64_C(0xffff)
 
 struct holding {
     uint64_t address;
@@ -44,6 +49,14 @@ static void wait_until_attached(const struct gpu *gpu)
     pthread_mutex_unlock(&cot_lock);
 }
 
+/* Returns whether the report to a new agent will include a change of this family. Then no message of its own tells the
+ * change, which would be counted twice, or not at all if the report is sent after it. The caller holds memory_lock. */
+static bool is_reported_later(const struct gpu *gpu, uint32_t family)
+{
+    /* a context's size is not in the report: the agent knows it */
+    return gpu ? gpu->stale || (family != COTENANT_MEMORY_CONTEXT && gpu->untold >> family & 1) : host_stale;
+}
+
 static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
 {
     *reservation = 0;
@@ -52,7 +65,8 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
         struct cotenant_message reply;
         wait_until_attached(gpu);
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
-            *reservation = reply.body.memory.reservation;
+            if (reply.body.memory.reservation)
+                *reservation = reply.body.memory.reservation | cot_answered_by << AGENT_SHIFT;
             return reply.header.status == COTENANT_OK       ? CUDA_SUCCESS
                    /* the allocation is allowed, since the tenant oversubscribes the GPU, but other tenants occupy the
                     * memory now */
@@ -99,14 +113,19 @@ bool cot_memory_make_room(struct gpu *gpu, uint64_t bytes)
 
 void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes)
 {
-    struct cotenant_memory done = {.family = family, .reservation = reservation, .bytes = bytes};
+    struct cotenant_memory done = {.family = family, .bytes = bytes};
     pthread_mutex_lock(&memory_lock);
     *(gpu ? &gpu->held[family] : &host_held) += bytes;
-    bool stale = gpu ? gpu->stale : host_stale;
+    bool later = is_reported_later(gpu, family);
+    bool known = reservation && reservation >> AGENT_SHIFT == (atomic_load(&cot_agents_lost) & AGENT_MASK);
     pthread_mutex_unlock(&memory_lock);
     atomic_store(&unconfirmed, true);
-    if (!stale)
-        cot_agent_send(COTENANT_MEMORY_COMMIT, slot_of(gpu), &done, sizeof done);
+    done.reservation = known ? reservation & NUMBER_MASK : 0;
+    if (later && !known)
+        return;
+    if (later)
+        done.bytes = 0; /* the new agent must only forget its reservation */
+    cot_agent_send(COTENANT_MEMORY_COMMIT, slot_of(gpu), &done, sizeof done);
 }
 
 void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes)
@@ -115,10 +134,10 @@ void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes)
     pthread_mutex_lock(&memory_lock);
     uint64_t *held = gpu ? &gpu->held[family] : &host_held;
     *held -= bytes < *held ? bytes : *held;
-    bool stale = gpu ? gpu->stale : host_stale;
+    bool later = is_reported_later(gpu, family);
     pthread_mutex_unlock(&memory_lock);
     atomic_store(&unconfirmed, true);
-    if (!stale)
+    if (!later)
         cot_agent_send(COTENANT_MEMORY_RELEASE, slot_of(gpu), &back, sizeof back);
 }
 
@@ -190,41 +209,51 @@ void cot_memory_forget_gpu(struct gpu *gpu)
             cot_memory_release(gpu, family, held[family]);
 }
 
-void cot_memory_report_state(struct gpu *gpu)
-{
-    for (uint32_t family = COTENANT_MEMORY_PLAIN; family <= COTENANT_MEMORY_CONTEXT; family++) {
-        pthread_mutex_lock(&memory_lock);
-        struct cotenant_memory state = {.family = family, .bytes = gpu->held[family]};
-        pthread_mutex_unlock(&memory_lock);
-        if (state.bytes || (family == COTENANT_MEMORY_CONTEXT && gpu->contexts > 0))
-            cot_agent_send(COTENANT_MEMORY_STATE, gpu->slot, &state, sizeof state);
-    }
-}
-
 void cot_memory_agent_lost(void)
 {
     pthread_mutex_lock(&memory_lock);
     host_stale = true;
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->attached)
+            cot_gpu_at(i)->untold = UINT32_MAX;
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Reports pinned host memory, which belongs to no GPU. If the amount changes while the report is sent, the total is
- * reported again, so that nothing is counted twice. */
+/* Reports what the process holds of a family; of pinned host memory, which belongs to no GPU, `gpu` is NULL. If the
+ * amount changes while the report is sent, it is reported again, so that nothing is counted twice. */
+static void report(struct gpu *gpu, uint32_t family)
+{
+    uint64_t *held = gpu ? &gpu->held[family] : &host_held, agent = atomic_load(&cot_agents_lost);
+    /* a report of nothing changes nothing, except that the agent adds the size of a context */
+    bool told = gpu && (family != COTENANT_MEMORY_CONTEXT || gpu->contexts == 0);
+    struct cotenant_memory state = {.family = family};
+    for (;;) {
+        pthread_mutex_lock(&memory_lock);
+        bool over = agent != atomic_load(&cot_agents_lost); /* the next agent gets the report */
+        if (!over && told && state.bytes == *held) {
+            if (gpu)
+                gpu->untold &= ~(1u << family);
+            else
+                host_stale = false;
+            over = true;
+        }
+        state.bytes = *held;
+        pthread_mutex_unlock(&memory_lock);
+        if (over || cot_agent_send(COTENANT_MEMORY_STATE, slot_of(gpu), &state, sizeof state) != 0)
+            return;
+        told = true;
+    }
+}
+
+void cot_memory_report_state(struct gpu *gpu)
+{
+    for (uint32_t family = COTENANT_MEMORY_PLAIN; family <= COTENANT_MEMORY_CONTEXT; family++)
+        report(gpu, family);
+}
+
 void cot_memory_report_host(void)
 {
-    for (bool told = false; !told;) {
-        pthread_mutex_lock(&memory_lock);
-        struct cotenant_memory state = {.family = COTENANT_MEMORY_HOST, .bytes = host_held};
-        pthread_mutex_unlock(&memory_lock);
-        /* if the report cannot be sent, the agent was lost again; the next agent gets it, since host_stale stays set */
-        told = cot_agent_send(COTENANT_MEMORY_STATE, COTENANT_NO_SLOT, &state, sizeof state) != 0;
-        pthread_mutex_lock(&memory_lock);
-        if (!told && state.bytes == host_held) {
-            host_stale = false;
-            told = true;
-        }
-        pthread_mutex_unlock(&memory_lock);
-    }
+    report(NULL, COTENANT_MEMORY_HOST);
 }
 
 /* Reads the tenant's limit and its charged memory from the shared page. Returns false if there is no limit, so that
