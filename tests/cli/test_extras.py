@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -201,6 +202,12 @@ def test_what_is_imported_is_declared() -> None:
     assert not strangers
 
 
+def answers_at(path: Path) -> bool:
+    """Whether a server listens there, which it does a moment after its socket is there."""
+    with socket.socket(socket.AF_UNIX) as door:
+        return door.connect_ex(str(path)) == 0
+
+
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Path]:
     """An agent on the software GPU where the base alone is installed; its folder's parent."""
@@ -210,7 +217,7 @@ def agent(tmp_path: Path) -> Iterator[Path]:
         command("agent", "--gpus", "soft"), env=environment(tmp_path), stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_for(lambda: (tmp_path / "agent" / "control.sock").exists() or running.poll() is not None)
+        wait_for(lambda: answers_at(tmp_path / "agent" / "control.sock") or running.poll() is not None)
         assert running.poll() is None, running.stderr and running.stderr.read()
         yield tmp_path
     finally:

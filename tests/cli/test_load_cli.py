@@ -28,7 +28,7 @@ def test_one_json_object_and_a_log(tmp_path: Path) -> None:
     row = content["services"]["a"]
     assert (row["sent"], row["ok"], row["slo_ms"], row["slo_attainment"]) == (100, 100, 5000.0, 1.0)
     assert content["services"]["b"]["slo_ms"] is None
-    assert content["services"]["b"]["ok"] > 10
+    assert content["services"]["b"]["ok"] >= 2  # one of each client; how many more depends on the machine
     assert set(content["lateness_ms"]) == {"p50", "p99", "max"}
     with log.open() as file:
         rows = list(csv.DictReader(file))
