@@ -214,14 +214,17 @@ static void shorten(_Atomic uint64_t *until_ns, size_t tail)
 }
 
 /* Frees the entries of dead processes and the future time spans that they had reserved: a real device also drops the
- * work of a killed context. */
+ * work of a killed context. This process owns an entry while it clears it. Otherwise another process could free the
+ * entry first, and what a new process has stored there would be cleared. */
 void soft_reap(void)
 {
     bool freed = false;
+    uint64_t mine = soft_identity();
     for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
         struct soft_process *process = &state->processes[i];
         uint64_t owner = atomic_load(&process->owner);
-        if (owner == 0 || process == self || !soft_is_dead(owner))
+        if (owner == 0 || process == self || !soft_is_dead(owner) ||
+            !atomic_compare_exchange_strong(&process->owner, &owner, mine))
             continue;
         for (uint32_t d = 0; d < SOFT_MAX_DEVICES; d++) {
             atomic_store(&process->tail_ns[d], 0);
@@ -234,7 +237,7 @@ void soft_reap(void)
         }
         atomic_store(&process->checkpoint, 0);
         atomic_store(&process->managed, 0);
-        atomic_compare_exchange_strong(&process->owner, &owner, 0);
+        atomic_store(&process->owner, 0);
         freed = true;
     }
     for (uint32_t d = 0; freed && d < state->device_count; d++) {

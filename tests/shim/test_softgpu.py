@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from native_sources import exports
+from native_sources import compile_c, exports
 from shim_tenants import Tenants
+from waiting import wait_for
 
 PRELUDE = "from cuda_calls import *\n"
 
@@ -105,6 +106,63 @@ def test_killed_process_leaves_no_memory_and_no_work_behind(tenants: Tenants) ->
         "launch(kernel); cu('cuCtxSynchronize'); print('free')\n"
     )
     assert tenants.output(tenants.python(None, heir), timeout=60).strip() == "free"
+
+
+SLOW_TO_FIND_THE_DEAD = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/types.h>
+#include <unistd.h>
+int kill(pid_t pid, int number)
+{
+    int result = ((int (*)(pid_t, int))dlsym(RTLD_NEXT, "kill"))(pid, number), why = errno;
+    if (result != 0 && why == ESRCH) {
+        close(open("%s/found", O_CREAT | O_WRONLY, 0600));
+        while (access("%s/go", F_OK) != 0)
+            usleep(1000);
+    }
+    errno = why;
+    return result;
+}
+"""
+
+
+def test_who_clears_up_after_a_dead_process_leaves_its_successor_alone(tenants: Tenants, tmp_path: Path) -> None:
+    """Two find it dead. One frees its entry, which a new process takes, before the other one goes on."""
+    source, library = tmp_path / "slow.c", tmp_path / "slow.so"
+    source.write_text(SLOW_TO_FIND_THE_DEAD % (tmp_path, tmp_path))
+    compile_c(["-shared", "-fPIC", "-w", source, "-o", library, "-ldl"])
+    take = PRELUDE + (
+        "import sys\n"
+        "start(); p = c_uint64(); cu('cuMemAlloc_v2', byref(p), c_size_t(64 << 20)); print('up', flush=True)\n"
+        "sys.stdin.readline(); print(mem_info()[0] >> 20, flush=True); sys.stdin.readline()\n"
+    )
+
+    def started(**extra: str) -> subprocess.Popen[str]:
+        process = tenants.python(None, take, **extra)
+        assert process.stdout is not None
+        if not extra:
+            assert process.stdout.readline() == "up\n"
+        return process
+
+    dead = started()
+    dead.kill()
+    dead.wait()
+    slow = started(LD_PRELOAD=str(library))
+    wait_for((tmp_path / "found").exists)
+    heir = started()
+    (tmp_path / "go").touch()
+    assert slow.stdout is not None
+    assert slow.stdout.readline() == "up\n"
+    for process in (heir, slow):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        # of 4 GiB, each has 64 MiB and a context of 256 MiB
+        assert int(process.stdout.readline()) == 4096 - 2 * (64 + 256)
 
 
 def test_entry_points_depend_on_version_and_flags(tenants: Tenants) -> None:
