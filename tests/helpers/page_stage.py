@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from waiting import WITHIN_S
 
 from cotenant.observability.feed import Feed, Row
 from cotenant.observability.http import LiveServer
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-WITHIN_S = 15
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.set_page_load_timeout(30)
+    driver.set_page_load_timeout(WITHIN_S)
     yield driver
     driver.quit()
 
@@ -73,7 +73,10 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage(browser: Any) -> Iterator[Stage]:
+    # The page of the test before may still look for its server, which it complains about.
+    browser.get("about:blank")
+    browser.get_log("browser")
     made = Stage()
     yield made
     if not made.loop.is_closed():
