@@ -72,7 +72,7 @@ def test_a_list_that_fails_turns_mig_off_again(tmp_path: Path, fail_at: int) -> 
 
 def test_a_list_that_fails_names_the_gpus_that_it_has_changed(tmp_path: Path) -> None:
     standin = StandIn(h100(0), h100(1), fail_at=6)
-    with Nvml(standin) as nvml, pytest.raises(WorkError, match=r"; changed before, as the rule says: GPU 0$"):
+    with Nvml(standin) as nvml, pytest.raises(WorkError, match=r"; the rules have already been applied to GPU 0$"):
         mig.apply_rules(nvml, rules(tmp_path, "big"))
     assert [len(card.instances) for card in standin.cards] == [2, 0]
 

@@ -150,7 +150,7 @@ TABLES: dict[str, Table] = {
     ),
     "H20": _seven(
         "7g.96gb:93.00:78 4g.48gb:46.50:- 3g.48gb:46.50:- 2g.24gb:23.00:- 1g.24gb:23.00:- 1g.12gb:11.00:-",
-        source="profile names of NVIDIA's tables; memory as of the GH200 96GB (SMs of parts not published)",
+        source="profile names of NVIDIA's tables; memory copied from the GH200 96GB (SMs of instances not published)",
     ),
     "GH200-144GB": _seven(
         "7g.144gb:141.00:132 4g.72gb:70.50:64 3g.72gb:70.50:60 2g.36gb:35.25:32 1g.36gb:35.25:26 1g.18gb:17.50:16",

@@ -217,7 +217,7 @@ def apply_rules(
                 changed = [str(d.index) for (d, _), row in zip(todo, done, strict=False) if row["steps"] and not dry]
                 if not changed:
                     raise
-                raise WorkError(f"{error}; changed before, as the rule says: GPU {', '.join(changed)}") from None
+                raise WorkError(f"{error}; the rules have already been applied to GPU {', '.join(changed)}") from None
             done.append({"gpu": device.uuid, "name": device.name, "dry_run": dry, "steps": steps})
     return done
 

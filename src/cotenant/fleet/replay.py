@@ -180,8 +180,9 @@ def whole_iterations(trace: Trace, cluster: Cluster, profiles: Profiles, time_sc
 def measure_profiles(
     jobs: Jobs, options: ReplayOptions, cluster: Cluster, say: Callable[[str], None] = lambda text: None
 ) -> tuple[Profiles, float]:
-    """Profiles of the jobs' models, each measured by running its pretended job with few and with many cores; and the
-    largest |measured / target - 1| of these runs.
+    """Measure a profile for each of the jobs' models, by runs with few and with many cores. The runs are of a program
+    that does no work, and whose steps should take as long as the given profile says. Returns the profiles, and the
+    largest error |measured / due - 1| of a step's time.
     """
     most = max(int(group.cpus) for group in cluster.groups)
     memory_bytes = min(group.memory_bytes // group.gpus for group in cluster.groups)

@@ -1,4 +1,4 @@
-"""OpenAI's API for a timed engine, as an ASGI application."""
+"""OpenAI's API, as an ASGI application, for an engine that computes nothing: its steps take the times of a profile."""
 
 from __future__ import annotations
 

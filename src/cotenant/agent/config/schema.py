@@ -144,7 +144,7 @@ class TenantEntry(Strict):
     work_sms: int = 0
     """Number of SMs that the tenant's kernels fill; 0: not known."""
     kernel_profile: Annotated[Any, WithJsonSchema({"type": "string"})] = None
-    """File written by `cotenant profile kernels`; its path is relative to this file."""
+    """File written by `cotenant profile kernels`. A relative path starts at the folder of the configuration file."""
     in_flight_us: Annotated[int, parsed(lambda value: whole(value, ""))] = 0
     """GPU time that a best-effort tenant may have in flight; 0: the scheme's value."""
     copy_weight: float = Field(default=UNSET)

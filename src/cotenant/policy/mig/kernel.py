@@ -120,8 +120,8 @@ def harm_of_joining(
     """Return for each GPU by how much the best total cost grows when `job` is added to its jobs; inf if they do not fit
     together.
 
-    cost: (all jobs, placements); tenants: (GPUs, 7) rows of cost, of which the first `counts` are used. One walk gives
-    both totals, because the new job comes last: the sets with one instance less give the best cost without it.
+    cost: shape (all jobs, placements). tenants: shape (GPUs, 7), the rows of `cost` of each GPU's jobs, of which the
+    first `counts` are used. `job` is placed last, so the best total without it is known from the step before.
     """
     gpus = tenants.shape[0]
     out = np.full(gpus, np.inf)

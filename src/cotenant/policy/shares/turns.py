@@ -297,8 +297,8 @@ class GpuTurns:
         elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
             self._end_or_extend(turn, yields, now_ns, out)
         elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
-            # the turn is extended even if this call comes late, because a holder for whose turn no tenant waits must
-            # not be charged for the delay
+            # The turn is extended even if this call comes after the deadline: if no other tenant waits, the holder must
+            # not be charged for a late call.
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
             self._revoke(turn, now_ns, "expired", out)

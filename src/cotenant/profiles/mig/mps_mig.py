@@ -81,8 +81,9 @@ class MpsMigModel:
             raise InputError(f"is no MPS -> MIG model file ({error})", file=path) from None
 
     def posterior(self, mps: np.ndarray) -> np.ndarray:
-        """Return for MPS latencies (n, 3, 7) the mean distribution over known workloads (n, 7, workloads) of the
-        ensemble.
+        """Return how probable each known workload is for each job of n mixes of jobs, as the mean over the networks of
+        the ensemble: shape (n, 7 jobs, workloads). `mps`: the jobs' latencies under MPS, shape (n, 3 MPS levels, 7
+        jobs).
         """
         columns = normalised(mps).transpose(0, 2, 1)
         x = features(columns)
