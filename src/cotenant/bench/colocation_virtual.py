@@ -62,9 +62,10 @@ def measure(
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Simulate each co-location scheme with each best-effort (BE) load. Returns {scheme: {be: figures}}, with the
-    figures of the measured comparison. Every simulation has the same arrivals. `changes` override settings of the
-    schemes.
+    """Simulate each co-location scheme with each best-effort (BE) load, always with the same arrivals of requests.
+
+    Returns {scheme: {load: figures}}. The figures have the same names and meanings as those that `cotenant bench
+    colocation` measures on a GPU, but come from the simulation. `changes` override settings of all schemes.
     """
     own = {scheme.name: settings_for(scheme.name, **(changes or {})) for scheme in schemes}
     kernels, rate_rps = ls_work(ls)

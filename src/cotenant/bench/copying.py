@@ -1,11 +1,13 @@
 """A program that copies between host and GPU: `python -m cotenant.bench.copying DIRECTION MEMORY MODE BYTES [MS]`.
 
 DIRECTION is h2d or d2h, MEMORY pinned or pageable. MODE is sync, or async: three copies are queued on a stream, and the
-program waits for the oldest. With MS a copy begins about every MS milliseconds and its latency is recorded; without,
+program waits for the oldest. With MS a copy begins about every MS milliseconds and its latency is recorded; without MS,
 copies follow one another.
 
-Protocol as in bench/workload.py: `ready NAME`, then for each line `run SECONDS` one JSON object {"count" (bytes),
-"begin_ns", "end_ns", "marks": [[ns, bytes, 0], ...], "latencies_us"}.
+Protocol as in bench/workload.py: the program prints `ready NAME`, then for each line `run SECONDS` one JSON object with
+"count" (bytes copied), "begin_ns", "end_ns" and "marks". With MS the object also has "latencies_us", and "marks" is
+empty. Without MS each mark is [time in ns, bytes copied until then, 0]: the 0 is in place of the GPU time that
+bench/workload.py reports.
 """
 
 from __future__ import annotations
@@ -43,12 +45,14 @@ class Copier:
         self._started = self._ended = 0
 
     def whole(self) -> tuple[int, int]:
-        """Run one synchronous copy. Returns its bytes and 0."""
+        """Run one synchronous copy. Returns the number of bytes, and 0 in place of a GPU time."""
         self.cuda.call(f"{self.name}_v2", *self.ends, ctypes.c_size_t(self.size))
         return self.size, 0
 
     def queue(self) -> tuple[int, int]:
-        """Queue one copy; if three are queued, wait for the oldest. Returns the bytes that were completed, and 0."""
+        """Queue one copy; if three are then queued, wait for the oldest. Returns the number of bytes of the copy that
+        was waited for (0 if none was), and 0 in place of a GPU time.
+        """
         self.cuda.call(f"{self.name}Async_v2", *self.ends, ctypes.c_size_t(self.size), self.stream)
         self.cuda.record(self._events[self._started % DEPTH], self.stream)
         self._started += 1
@@ -60,13 +64,13 @@ class Copier:
         return self.size, 0
 
     def finish(self) -> tuple[int, int]:
-        """Wait for all queued copies. Returns their bytes, and 0."""
+        """Wait for all queued copies. Returns their total number of bytes, and 0 in place of a GPU time."""
         left = self._started - self._ended
         return sum(self._finish_one()[0] for _ in range(left)), 0
 
 
 def host_memory(cuda: Driver, memory: str, size: int) -> ctypes.c_void_p:
-    """Allocate host memory of that kind. Its pages are touched, so that the first copy has no page faults."""
+    """Allocate host memory, pinned or pageable. Its pages are touched, so that the first copy has no page faults."""
     if memory == "pinned":
         pinned = ctypes.c_void_p()
         cuda.call("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(size), 1)

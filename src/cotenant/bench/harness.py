@@ -41,8 +41,8 @@ def _end_with_parent() -> None:
 
 
 def with_source(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with this package on PYTHONPATH, for a child that runs a module of a package not
-    installed.
+    """Return the environment with the folder of the package `cotenant` on PYTHONPATH, so that a child process finds the
+    package's modules even if it is not installed.
     """
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
@@ -66,7 +66,8 @@ class Program:
             stderr=self._errors,
             text=True,
             start_new_session=True,  # Ctrl-C then reaches only this process, which ends its child processes itself
-            preexec_fn=_end_with_parent,  # without it, a child would run on if it waited for an agent that has ended
+            # the child ends with this process; it could otherwise wait forever for an agent that has ended
+            preexec_fn=_end_with_parent,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()

@@ -63,8 +63,8 @@ def serve(
     copy: bool,
     work_class: WorkClass = WorkClass.UNKNOWN,
 ) -> dict[str, Any]:
-    """Serve the requests that arrive one after the other. The LS-activity flag is set while a request is served or
-    waits.
+    """Serve one request at a time, in the order of `arrivals` (seconds after the start). The LS-activity flag is set
+    while a request is being served or waits.
     """
     latency_ms: list[float] = []
     service_ms: list[float] = []

@@ -1,7 +1,7 @@
 """`cotenant bench pcie`: shares of the PCIe link between tenants that copy at the same time, and delays of copies.
 
-One run measures each tenant alone and all together; then, unless it is left out, the 1 MiB copies of a
-latency-sensitive tenant alone and together with a best-effort tenant that saturates the link.
+One run first measures each tenant alone, and then all tenants together. After that it measures the 1 MiB copies of a
+latency-sensitive tenant, alone and together with a best-effort tenant that saturates the link (not with `--no-ls`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SOFT_LS_PERIOD_MS = 40.0
 # on memcpy
 SOFT_LINK_MBPS = 150
 SOFT_CHUNK, SOFT_COPY = 1 << 20, 8 << 20
-# A thread copies pageable memory, at a quarter of this rate. Chunks of it are smaller, since a chunk must end before
-# the agent considers the queue idle.
+# The software GPU copies pageable memory at 28.5 % of the link's rate. Chunks of such copies are smaller, since a chunk
+# must end before the agent considers the queue idle.
 SOFT_PAGEABLE_CHUNK, SOFT_PAGEABLE_COPY = 256 << 10, 2 << 20
 COPY = 64 << 20
 

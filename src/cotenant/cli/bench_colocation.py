@@ -55,9 +55,10 @@ def colocation(
     """Measure a latency-sensitive service together with best-effort programs on one GPU under every scheme, and each
     program alone.
 
-    Result: {scheme: {best-effort program: figures}}. The figures are the service's latency percentiles relative to the
-    service alone (95 % interval), its requests in time, and the program's work relative to the program alone and to
-    the time in which the service is idle.
+    Result: {scheme: {best-effort program: figures}}. The figures of the service: its latency percentiles relative to
+    those of the service alone (with a 95 % interval), and the fraction of its requests within the latency target. The
+    figures of the program: its rate of work relative to its rate alone, and this ratio divided by the fraction of time
+    in which the service is idle.
     """
     from cotenant.core.files import check_writable
 
@@ -110,7 +111,7 @@ class _Shape:
 
 
 def _service(ls: str) -> str:
-    """Describe the latency-sensitive load that `--ls` states in words."""
+    """Return a description in words of the latency-sensitive load, from the value of `--ls`."""
     if ls.startswith("profile:"):
         path, _, rate = ls.removeprefix("profile:").rpartition(":")
         return f"kernels of {path}, {rate} requests/s"

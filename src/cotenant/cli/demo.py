@@ -12,7 +12,8 @@ import typer
 
 app = typer.Typer(add_completion=False)
 
-# each ordering with both allotments, proportional and tune, so that the effect of each can be seen
+# (ordering, allotment). fifo and srtf come with both allotments, proportional and tune, to show the effect of the
+# allotment; las and ftf come with tune only.
 POLICIES = (
     ("fifo", "proportional"),
     ("fifo", "tune"),

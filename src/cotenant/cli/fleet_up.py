@@ -85,7 +85,7 @@ def _waits(log: Path, begins: int) -> bool:
 
 
 def _relay(log: Path, begins: int, code: int) -> None:
-    """Raise the last sentence of a controller that ended at once as the error of this command."""
+    """Raise the error of this command after the controller has ended at once: the last line of its log."""
     with log.open("rb") as file:
         file.seek(begins)
         said = file.read().decode(errors="replace").strip().splitlines()

@@ -45,7 +45,9 @@ def mutate(
 
 
 def claims(pod: PodFile, kubernetes: Version = "1.34", as_json: AsJson = False) -> None:
-    """Print the pod with claims of dynamic resource allocation (DRA) in place of units, and the claims' templates."""
+    """Print the pod with resource claims (dynamic resource allocation, DRA) instead of the resources that the device
+    plugin counts, and the templates of the claims.
+    """
     from cotenant.kube.dra.claims import claims_of
 
     thing, version = _read_pod(pod), _version(kubernetes)

@@ -43,7 +43,7 @@ def logs(
             if not follow:
                 break
             if current is None and answer["attempt"] >= 0:
-                current = answer["attempt"]  # the job has been started, so the wait for its output ends
+                current = answer["attempt"]  # the job has been started: follow this attempt
             if not answer["attempt_open"] and current is not None:
                 newest = client.call("log", id=job, rank=rank)["attempt"]
                 if attempt is None and newest > current:

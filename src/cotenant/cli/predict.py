@@ -27,7 +27,10 @@ def predict(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Predict normalised latencies on 7g/4g/3g, and their error if the file has Y. Dummy columns are ignored."""
+    """Predict the latencies of seven co-runners on the MIG slices 7g, 4g and 3g, as fractions of each co-runner's
+    largest latency. If the file also has latencies measured on these slices (Y), the predictions' error is printed.
+    Dummies that were run in place of missing co-runners do not count for the error.
+    """
     from cotenant.core.mig import geometry
     from cotenant.profiles.mig.mps_mig import MpsMigModel, read_measurements, write_predictions
 

@@ -21,8 +21,8 @@ def preempt(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
-    """Park tenants until enough GPU memory is free: lowest priority first; at equal priority, those that move their own
-    memory first. `cotenant resume` brings them back. Exits with 1 if too little could be freed.
+    """Park tenants until enough GPU memory is free: lowest priority first; of equal priority, first those started with
+    `--oversubscribe swap`. `cotenant resume` brings them back. Exits with 1 if too little could be freed.
     """
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import WorkError

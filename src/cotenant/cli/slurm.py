@@ -1,4 +1,6 @@
-"""`cotenant slurm`: prolog and epilog that hold a job's share, given in its comment, on the node's agent."""
+"""`cotenant slurm`: prolog and epilog for Slurm. A job requests a share in its comment; the prolog has the node's agent
+hold the share, and the epilog releases it.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def top(
     url: Annotated[str, typer.Option(help="Show the server (cotenant serve) at this URL instead of tenants.")] = "",
     token: TokenFile = None,
 ) -> None:
-    """Show tenants live: requested and actual share, memory, turns, waiting time. Keys: q quits; n g m w a sort."""
+    """Show tenants live: requested and actual share, memory, turns, waiting time. Keys: q quits; n, g, m, w and a sort
+    by name, actual share, memory, waiting time and arrival.
+    """
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import InputError
     from cotenant.core.folders import agent_folder

@@ -42,7 +42,7 @@ class Reason(IntEnum):
     FAILED = 15  #: the job's processes failed
     LOST = 16  #: the job's node, or the process that ran the job there, was lost
     CANCELLED = 17  #: the user cancelled the job
-    TAKEN_DOWN = 18  #: the fleet was taken down; the job continues when it is started again
+    TAKEN_DOWN = 18  #: the fleet was taken down; the job continues when the fleet is started again
     KILLED = 19  #: the job did not end within its grace time, so it was killed: work since its last checkpoint is lost
     NOT_CHOSEN = 20  #: the policy gave the GPUs to other jobs that benefit more
     OTHER_SPEED = 21  #: the job's speed changed, because of its own progress or of another job on its GPU

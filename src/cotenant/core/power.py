@@ -1,10 +1,12 @@
 """Power draw of GPUs, by model and by workload.
 
-Idle and maximum power: Cloud Carbon Footprint (AwsFootprintEstimationConstants, after Teads' measurements of AWS
-instances) where it has the model; otherwise the same fractions of the board power in the vendor's datasheet, 11.7 % and
-102 %. Activity of a training job, as the fraction of the range between idle and maximum: mean power of five workloads
-on a V100 without power limit, from Zeus (NSDI 2023, github.com/ml-energy/zeus at 75a8b93,
-trace/summary_power_v100.csv).
+Idle and maximum power of a GPU are those of Cloud Carbon Footprint (AwsFootprintEstimationConstants, after Teads'
+measurements of AWS instances), if it has the model. Otherwise they are 11.7 % and 102 % of the board power in the
+vendor's datasheet, about the same fractions as those of the models in that source.
+
+The activity of a training job is the fraction of the range between idle and maximum power that the job uses. It is
+computed from the mean power of five workloads on a V100 without power limit, from Zeus (NSDI 2023,
+github.com/ml-energy/zeus at 75a8b93, trace/summary_power_v100.csv).
 """
 
 from __future__ import annotations

@@ -194,8 +194,9 @@ class Card:
         return self._number("nvmlDeviceGetClockInfo", CLOCK_SM) / max(1.0, self.highest_mhz)
 
     def read(self) -> dict[str, float]:
-        """SM and memory clock in MHz, power in mW, temperature in degrees Celsius, and for each reason in WHY 1 if it
-        reduces the clock, otherwise 0. Values that cannot be read are left out.
+        """Read SM and memory clock in MHz, power in mW, and temperature in degrees Celsius. Each key of WHY is a reason
+        why the clock may be reduced; its value is 1 if the reason holds now, otherwise 0. Values that cannot be read
+        are left out.
         """
         found: dict[str, float] = {}
         for key, name, arguments in (

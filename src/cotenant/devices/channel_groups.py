@@ -21,7 +21,9 @@ from cotenant.core.errors import WorkError
 from cotenant.policy.shares.slice_tenant import Usage
 
 RELEASES = range(550, 596)
-SOFTWARE = "software"  # the release that the software GPU reports; it has the driver's controls and one of its own
+# the release that the software GPU reports; the software GPU has the driver's control calls below, and SOFT_USAGE as a
+# control call of its own
+SOFTWARE = "software"
 
 # the fields of the driver's control call: client, object, command, flags, params, size, status
 _CONTROL = struct.Struct("=IIIIQII")

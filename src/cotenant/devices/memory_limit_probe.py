@@ -30,7 +30,7 @@ def _detect(device: Device, gpu: Gpu) -> Detected:
     hierarchy, card = device.cgroups(), device.card(gpu.uuid)
     release, root = device.release(), os.geteuid() == 0
     version = hierarchy.version if hierarchy is not None else version_at(MOUNT)
-    if card is None or hierarchy is None:  # a driver without control groups cannot limit their memory
+    if card is None or hierarchy is None:  # without NVML, or without limits by control group, nothing can be tried
         return Detected(release, cgroup=version, root=root, mig=card is not None and card.mig())
     if version != 2:
         return Detected(release, has_call(card, Path("/")), version, root=root, mig=card.mig())
@@ -62,7 +62,9 @@ def region_of(hierarchy: Hierarchy, card: Card) -> str:
 
 
 def foreign_limits(hierarchy: Hierarchy, region: str, memory_bytes: int) -> tuple[GroupLimit, ...]:
-    """Each dmem.max below the GPU's memory of a control group that no agent created."""
+    """Find the control groups that no agent created and whose limit in dmem.max is below the size of the GPU's memory.
+    Returns each with its limit.
+    """
     found = []
     for group in hierarchy.groups(hierarchy.root):
         limit = dmem_max(hierarchy, group, region)

@@ -36,7 +36,9 @@ class Soft(Device):
         return str(library_path(SOFT_NVML))
 
     def mps_control(self) -> str | None:
-        """See Device. Returns the stand-in for the command that an environment variable names, if any."""
+        """See Device. Returns the path of a stand-in for the MPS control command, from the environment variable
+        COTENANT_SOFTGPU_MPS; None if the variable is not set.
+        """
         return os.environ.get("COTENANT_SOFTGPU_MPS")
 
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
@@ -44,7 +46,9 @@ class Soft(Device):
         return {}
 
     def cgroups(self) -> Hierarchy | None:
-        """See Device. Returns control groups imitated in a folder, if an environment variable names one."""
+        """See Device. Returns control groups that are imitated in a folder, which the environment variable
+        COTENANT_SOFTGPU_CGROUPS names; None if the variable is not set.
+        """
         from cotenant.softgpu.cgroups import FolderCgroups
 
         return FolderCgroups.found()

@@ -1,4 +1,6 @@
-"""Kubernetes: translates pods that request a share for the scheduler, the kubelet and the node's agent."""
+"""Kubernetes: translates a pod's request for a share of a GPU into what the scheduler, the kubelet and the node's agent
+each need.
+"""
 
 from cotenant.core.extras import require
 

@@ -125,11 +125,12 @@ def opted_out(annotations: Mapping[str, Any]) -> bool:
 
 
 def shares_of(pod: Pod) -> list[ContainerShare]:
-    """The share of every requesting container, init containers first; empty if none requests one. InputError says what
-    is wrong.
+    """Return the share of every container that requests one, init containers first. Raises InputError if a request is
+    invalid.
 
-    A container requests by a resource of its own, by its name in cotenant.dev/containers, or, if the pod has
-    annotations and neither of those, as the main container (kubectl's default container, else the first).
+    A container requests a share by a resource of its own, or if cotenant.dev/containers lists its name. If the pod's
+    annotations state a share, but no container requests one in these ways, then the main container gets the share:
+    kubectl's default container, or else the first.
     """
     annotations = annotations_of(pod)
     entries = list(containers_of(pod))

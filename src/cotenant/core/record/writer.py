@@ -1,4 +1,6 @@
-"""Writes a run's record, in memory or into a folder that appears complete when closed."""
+"""Writes a run's record, in memory or into a folder. The folder gets its name, and is complete, only when the writer is
+closed.
+"""
 
 from __future__ import annotations
 

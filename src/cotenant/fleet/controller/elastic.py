@@ -158,8 +158,9 @@ class ElasticPlanner:
         return True
 
     def _count(self, jobs: Sequence[Job], nodes: Sequence[NodeSpec]) -> None:
-        """Add the time for which each job ran since the last view to its total on that GPU model, and forget ended
-        jobs."""
+        """For each job that has GPUs, add the time for which it ran since the last view to the job's total on the GPU
+        model that it uses, and update the largest number of GPUs that it has had. Forget ended jobs.
+        """
         open_ = {job.id for job in jobs}
         books: tuple[dict[str, Any], ...] = (self._most, self._received_s, self._counted_s, self._lost)
         for book in books:

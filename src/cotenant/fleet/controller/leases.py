@@ -30,8 +30,10 @@ class Leases:
         self, orders: Mapping[str, list[dict[str, Any]]], here: Mapping[str, list[Job]], clocks_ns: Mapping[str, int],
         fleet_s: float, monotonic_s: float, may_extend: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """Add the lease extensions that are due to the orders. `here`: jobs on each node; `clocks_ns`: nodes' clocks
-        read before `may_extend` was asked.
+        """Find the nodes whose leases are due for an extension, and append the extensions to these nodes' `orders`.
+
+        `here`: jobs on each node. `may_extend`: returns whether this controller still has the right to extend leases.
+        `clocks_ns`: each node's clock, read before `may_extend` is called.
         """
         for name in here:
             self._ends_s.setdefault(name, fleet_s + self.keep_s)

@@ -1,9 +1,10 @@
 """MISO for the fleet: partitions GPUs by speeds that are predicted from a measurement under MPS, as jobs come and go.
 
 The decisions are those of the simulator (policy.mig): which GPU admits a job, which slices a GPU's jobs get, and
-whether a move pays. This planner stores measurements, turns decisions into shares, and takes steps from progress
-reports. Slices are MIG instances where MIG is on; elsewhere the same fractions of the SMs as MPS percentages (or turns,
-on the software GPU). To move to another slice, a job saves a checkpoint by `cotenant.loop` and starts again.
+whether a move pays. This planner reads the jobs' training steps from their progress reports, stores the measured
+speeds, and turns decisions into shares. Where MIG is on, slices are MIG instances; elsewhere a slice is the same
+fraction of the SMs as an MPS percentage (on the software GPU, as a share of turns). To move to another slice, a job
+saves a checkpoint by `cotenant.loop` and starts again.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Wish:
 
 @dataclass
 class Steps:
-    """The number of steps that a job made at one level of the measurement, counted from the first valid report:
-    (attempt, steps, time in seconds).
+    """A job's training steps at one MPS percentage of the measurement. `attempt`: number of the job's attempt (run of
+    its processes) whose reports count. `first`, `last`: the first and the last report, each as (step, time in s).
     """
 
     attempt: int
@@ -77,8 +77,9 @@ class Measurement:
 
 @dataclass
 class MisoGpu:
-    """State of one GPU. `place`: slice of each job; None: the job has the whole GPU, or no slice yet. `attempts`:
-    job -> number of its attempt (run of its processes) at the time of the last order to restart with another share.
+    """State of one GPU. `place`: slice of each job; None: the job has the whole GPU, or no slice yet. `measure_s`:
+    seconds for which each job's steps are observed at each MPS percentage. `patience_s`: seconds after which the
+    measurement no longer waits for a job that reports no steps.
     """
 
     geo: Geometry

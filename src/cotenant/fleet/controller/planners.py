@@ -197,8 +197,8 @@ class JobPlanner:
     def _choose(
         self, grant: Grant, mechanism: str, nodes: tuple[NodeSpec, ...], chooser: GpuChooser
     ) -> tuple[Place, ...] | None:
-        """Choose GPUs on the named nodes: all of them or none. If a parked job holds the GPUs of the only node, take
-        GPUs of an equal node.
+        """Choose the grant's GPUs on the nodes that it names; None unless all can be had. If the grant names a single
+        node whose GPUs are not free (a parked job may hold them), take GPUs of another node with equal properties.
         """
         asked = [nodes[n] for n in grant.nodes]
         equal = ([n] for n in nodes if len(asked) == 1 and n is not asked[0] and _kind(n) == _kind(asked[0]))

@@ -1,4 +1,5 @@
-"""The executor over Ray: one detached actor without resources per node holds that node's `NodeJobs`.
+"""The executor over Ray: on each node, one detached actor holds that node's `NodeJobs`. The actor requests no resources
+of Ray.
 
 Ray carries orders and reports and tracks membership, but schedules nothing. A connection that does not answer is
 replaced in the background; the actors and jobs continue.
@@ -244,7 +245,7 @@ class RayExecutor(Executor):
         self._coming[name] = Coming(made, home, time.monotonic())
 
     def _arrive(self) -> None:
-        """Make the node of each actor that has started a member of the executor."""
+        """Find the actors that have finished starting, and add their nodes to the executor's members."""
         assert self._cluster is not None
         for name, one in list(self._coming.items()):
             if not one.step.done():

@@ -2,7 +2,8 @@
 communicate. Standard library only.
 
 The page is a file of fixed size whose blocks are allocated when it is created, so that a disk that fills up later
-cannot hide an exit. Each field has one writer; aligned fields of eight bytes are written atomically.
+cannot hide an exit. Each field has one writer at a time: if the runner has died, the node runtime records the exit in
+its place. Aligned fields of eight bytes are written atomically.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _FIELDS = {
             "stop",  # written by the node: 1 if a stop was requested
             "grace_ns",  # written by the node: time from the stop request to SIGKILL
             "phase",
-            "runner_pid",  # this field and those below are written by the runner
+            # this field and the next four are written by the runner; if it has died, the node writes the last two
+            "runner_pid",
             "started_ns",  # time at which the attempt's processes started
             "stopping_ns",
             "ended_ns",

@@ -46,7 +46,7 @@ class Tenancy:
 
 def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, dict[str, str]]:
     """Register an attempt to run a job as a tenant; returns the registration and the environment of the job's
-    processes. Raises WorkError or InputError as the agent answers.
+    processes. Raises WorkError or InputError if the agent refuses, and WorkError if it cannot be reached.
     """
     from cotenant.agent.tenants.launcher import environment_changes
 

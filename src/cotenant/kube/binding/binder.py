@@ -272,6 +272,7 @@ class Binder:
 def changed(row: dict[str, Any], order: Order) -> bool:
     """Return whether the tenant that the agent has differs from the intended one."""
     same = all(row[key] == order.tenant[key] for key in ("request", "limit", "memory_bytes", "enforce_memory"))
-    # the GPUs may differ, if only those of an earlier pod with the same name or of an earlier claim were known at first
+    # The GPUs may differ: when the tenant was registered, the known GPUs may still have been those of an earlier pod
+    # with the same name, or of an earlier claim.
     same = same and set(row["gpus"]) == set(order.tenant["gpus"])
     return not same or (bool(order.container_id) and row["container_id"] != order.container_id)

@@ -224,7 +224,9 @@ def tenant_name(namespace: str, pod: str, container: str, uid: str) -> str:
 
 
 def other_name(name: str, uid: str) -> str:
-    """Another tenant's name for a pod's container, for use while a previous pod of the same name still exists."""
+    """Return a name, made unique by the pod's UID, for the tenant of a pod's container. It replaces `name`, the usual
+    name, while the tenant of a previous pod of the same name still exists.
+    """
     digest = hashlib.sha256(f"{uid}/{name}".encode()).hexdigest()[:10]
     return f"{name[: MOST_NAME - 11]}-{digest}"
 

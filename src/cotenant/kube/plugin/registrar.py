@@ -23,8 +23,11 @@ RETRY_S = 0.2
 
 
 class Registrar:
-    """Keeps the node's resources registered. `met`: resources that are registered with the kubelet (None: there is no
-    kubelet); `fault`: why some are not. `by_claims`: only MIG instances are offered as units.
+    """Keeps the node's resources registered with the kubelet. With `by_claims`, GPUs are offered by resource claims
+    (DRA), so nothing is registered.
+
+    `met`: the node's resources at the last success; None: no success yet with the kubelet that runs now, or there is no
+    kubelet. `fault`: why the last try failed; empty if it did not.
     """
 
     def __init__(self, folder: Path, state: PluginState, *, by_claims: bool, every_s: float = LOOK_EVERY_S) -> None:

@@ -55,7 +55,8 @@ class PluginState:
     taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> ids that PodResources lists as allocated
     log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
     kick: threading.Event = field(default_factory=threading.Event)
-    # keeps an allocation that the kubelet makes while PodResources is being read in `taken`
+    # Guards `log` and `taken`. When `listed` replaces `taken`, an allocation that `note` records meanwhile must not be
+    # lost.
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # Returns the (share units, memory units) of the containers on this node that have no devices yet. With the argument
     # True it asks the API server again.
