@@ -146,8 +146,8 @@ class ColocationEngine:
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
     def _submit(self, owner: int, work: KernelWork, event_ns: int = 0) -> None:
-        """Queue a kernel. `event_ns`: GPU time of an event that is recorded after the kernel, which the BE launch rule
-        reads.
+        """Queue a kernel. `event_ns`: for how long the event that is recorded after the kernel occupies the GPU; 0
+        without an event (see `_event`).
         """
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
@@ -161,8 +161,9 @@ class ColocationEngine:
         self._submit(BE, work, event_ns)
 
     def _event(self, work: KernelWork) -> int:
-        """Return the GPU time of an event by which the rule sees that kernels have ended: there is one after each
-        kernel, or only after some time of work."""
+        """Return for how long, in ns, the event that is recorded after this BE kernel occupies the GPU; 0 without an
+        event. From events the BE launch rule learns that kernels have ended. Rule FREE records none, TIDAL one per
+        EVENT_INTERVAL_NS of work, and any other rule one after each kernel."""
         if self.scheme.rule is RuleKind.FREE:
             return 0
         self._unchecked_ns += work.duration_ns

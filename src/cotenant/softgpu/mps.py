@@ -1,11 +1,13 @@
-"""Imitates nvidia-cuda-mps-control for the software GPU: its daemon of protocol 2 or 3 with real sockets, and its
-command, which `python -m cotenant.softgpu.mps FOLDER 595|615|620` writes into a folder for COTENANT_SOFTGPU_MPS.
+"""Imitates nvidia-cuda-mps-control for the software GPU: the command and the MPS control daemon that it starts.
 
-The variable MPS_STANDIN_RELEASE replaces the driver release of the command, and MPS_STANDIN_GPUS (UUID=SMS,...) the
-GPUs of the software GPU. Files in the pipe folder make the daemon fail: with `refuse` it does not start, with `slow`
-it takes one second to start and to end, with `mute` it does not answer get_server_list, with `initializing` clients
-wait, and with `silent` new servers end at once. The command `standin fault SERVER` puts a server into the state of
-fault.
+`python -m cotenant.softgpu.mps FOLDER 595|615|620` writes the command, as of that driver release, into a folder. The
+variable COTENANT_SOFTGPU_MPS must then name the command. The daemon has real sockets, and speaks protocol 2 or 3.
+
+The variable MPS_STANDIN_RELEASE sets another driver release than that of the command, and MPS_STANDIN_GPUS
+(UUID=SMS,...) other GPUs than those of the software GPU. Files in the pipe folder make the daemon misbehave: with
+`refuse` it does not start; with `slow` it takes one second to start, and one to end; with `mute` get_server_list fails
+(protocol 2); with `initializing` clients wait; with `silent` it forgets new servers, as if they had ended at once. The
+command `standin fault SERVER` puts a server into the state of fault.
 
 A program connects to the socket `control` in its pipe folder and sends the line "client NAME=VALUE ..." with its
 visible GPUs and its CUDA_MPS_* variables, then a line "device UUID" for each context.

@@ -13,7 +13,7 @@ from cotenant.profiles.llm.profile import LlmProfile
 from cotenant.timed_llm.app import App
 from cotenant.timed_llm.engine import Clock, Cuda, Device
 
-# a function that gets the port, and a function that stops the server's thread
+# a callback for the moment when the server listens; its arguments are the port and a function that ends the server
 Ready = Callable[[int, Callable[[], None]], None]
 
 
@@ -26,8 +26,8 @@ def run(
     profile: LlmProfile, host: str, port: int, device: str = "clock", memory_bytes: int = 0, load_s: float = 0.0,
     ready: Ready = lambda port, stop: None,
 ) -> None:  # fmt: skip
-    """Wait for `load_s` as an engine loads its model, then serve until SIGTERM or `stop`. WorkError if the device
-    fails."""
+    """Wait for `load_s` seconds, like an engine that loads its model, then serve until SIGTERM, or until the function
+    that `ready` received is called. WorkError if the device fails."""
     began = time.monotonic()
     made = make_device(device, memory_bytes)
     time.sleep(max(0.0, load_s - (time.monotonic() - began)))

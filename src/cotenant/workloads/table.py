@@ -19,8 +19,8 @@ with needs("sim"):
     import polars as pl
     from numpy.typing import NDArray
 
-# Python's csv module limits the length of a cell; without a limit, the line of any job can be found for an error
-# message
+# Python's csv module, which finds the line of a job for error messages (_line_of_row), raises an error for a cell above
+# a limit, by default 131,072 characters. Polars, which reads the tables, accepts such cells, so the limit is raised.
 csv.field_size_limit(2**31 - 1)
 MAX_GPUS_PER_JOB = 100_000
 LEAST_PART = 0.001  # smallest share of a GPU, since policies count GPUs in thousandths

@@ -40,15 +40,16 @@ class NodeHost:
         await asyncio.gather(*(worker.stop(0.0) for worker in workers))
 
     async def ping(self, life: int) -> dict[str, str]:
-        """Workers that have died since the last call, with the reasons."""
+        """Return the names of the workers that have died since the last call, each with the reason. The death of a
+        worker during a batch is the result of `run` instead."""
         if life != self._life:
             return {}
         dead, self._dead = self._dead, {}
         return dead
 
     async def start(self, life: int, spec: WorkerSpec) -> tuple[int | None, dict[str, ModelInfo] | tuple[str, str]]:
-        """Start a worker. Returns its process id and facts about its models, or the service ("": none) and the reason
-        of a failure."""
+        """Start a worker. On success, returns its process id and the facts about its models by service. On failure,
+        returns None and a pair: the service whose model was at fault ("" if none was), and the reason."""
         if life != self._life:
             return None, ("", "the node was lost")
         worker = self._workers[spec.name] = self._factory.create(spec, self)

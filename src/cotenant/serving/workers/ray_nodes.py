@@ -32,16 +32,17 @@ class LostNodeError(Exception):
 
 @dataclass
 class Slot:
-    """The GPUs of a node, from number `first` on, with the node's machine id and the name of its actor (empty: none).
-    `lost` ends one connection to the node (a life)."""
+    """The numbers of `gpus` GPUs, from `first` on, and the node that has these GPUs now. A node that is lost may be
+    replaced by another one."""
 
     first: int
     gpus: int
-    life: int = 0
-    id: str = ""
-    actor: str = ""
+    life: int = 0  # number of the present or last connection to a node (see NodeHost)
+    id: str = ""  # Ray's id of the node; empty: none has been found
+    actor: str = ""  # name of the node's actor; empty: none
     alive: bool = False
     why: str = ""  # why the slot has no node
+    # gets its result, the reason, when the connection to the node is lost; every connection has its own future
     lost: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -51,8 +52,9 @@ class Slot:
 
 
 class RayNodes:
-    """The nodes behind one connection, for one event loop. `lost` is called with a range of GPUs and the reason, `died`
-    with the name of a worker and the reason."""
+    """The nodes of one connection to a Ray cluster; used from one event loop. If a node is lost, `lost` is called with
+    its first GPU, the number after its last GPU, and the reason. If a worker dies, `died` is called with its name and
+    the reason."""
 
     def __init__(
         self,
@@ -61,15 +63,16 @@ class RayNodes:
         lost: Callable[[int, int, str], None],
         died: Callable[[str, str], None],
     ) -> None:
-        """`host`: the mechanism, whether models only sleep, and the time limit for loading, of NodeHost."""
+        """`host`: the arguments of each NodeHost except `gpus`: the mechanism; whether all models are timed, which only
+        sleep and need no GPU; and the time limit in seconds for loading models."""
         self._cluster, self._host, self._tell_lost, self._tell_died = cluster, host, lost, died
         self._slots: list[Slot] = []
         self._names = itertools.count()
         self._placing = asyncio.Lock()
 
     async def begin(self, address: str, gpus: int, per_node: int) -> int:
-        """Start an actor on each node; returns the number of GPUs per node. `per_node` 0: the GPUs are spread evenly.
-        Raises WorkError if no node has a GPU.
+        """Start an actor on each node; returns the number of GPUs per node. If `per_node` is 0, the GPUs are spread
+        evenly over the nodes. WorkError if Ray does not answer, or no node runs its actor.
         """
         try:
             living = await self._living()
@@ -85,7 +88,7 @@ class RayNodes:
         return per_node
 
     def gpus(self) -> list[int]:
-        """Numbers of the GPUs whose nodes answer; for any thread."""
+        """Return the numbers of the GPUs whose nodes answer. May be called from any thread."""
         alive = [slot for slot in self._slots if slot.alive]
         return [] if self._cluster.lost.is_set() else [gpu for s in alive for gpu in range(s.first, s.end)]
 

@@ -241,7 +241,7 @@ class Chooser:
         shared = host != NONE
         shared[host[shared]] = True
         stays = keeps_gpu((config == view.held) & runs, view.host, host)
-        # if two jobs stop sharing a GPU, the first one does not keep its allocation
+        # running jobs that do not keep their GPUs are marked as not running, so that the kernel places them again
         world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING
         self.restarts[rows[runs & ~stays & run.job["started"][rows]]] += 1
         self.config[rows] = config
@@ -273,10 +273,16 @@ def keeps_gpu(same: NDArray[np.bool_], before: Ints, now: Ints) -> NDArray[np.bo
 
 
 def placing_order(runs: NDArray[np.bool_], count: Ints, host: Ints, stays: NDArray[np.bool_], before: Ints) -> Ints:
-    """Return the rows in the order in which jobs are placed; waiting jobs are last. The second job on a GPU follows the
-    first, its host. Gangs that fill nodes go first, because gangs whose sizes are powers of two then leave no gaps.
-    Pairs go before all others, beginning with those whose host shared its GPU before: such a host takes the same entry
-    of its node's list of shared GPUs again, and a host whose GPU becomes shared must find another entry."""
+    """Return the rows in the order in which jobs are placed. In a pair that shares a GPU, the second job directly
+    follows the first, its host. The order is:
+
+    1. Pairs whose host keeps a GPU that was already shared. The host takes the same entry of its node's list of shared
+       GPUs as before.
+    2. Pairs whose host keeps a GPU that was not shared. The host needs an entry that no host of the first group takes.
+    3. All other jobs that run, by falling number of GPUs: gangs whose sizes are powers of two then leave no gaps.
+    4. Jobs that wait.
+
+    `stays`: which jobs keep their GPUs; `host` and `before`: as `now` and `before` of `keeps_gpu`."""
     rows = np.arange(len(runs))
     place = np.where(host == NONE, rows, host)  # the second job on a GPU is ordered directly after the first
     slot = before != NONE

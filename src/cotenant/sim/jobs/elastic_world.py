@@ -23,7 +23,8 @@ from cotenant.profiles.training.elastic import ElasticModel, ElasticProfiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-# the levels proportional, ideal and down of CPU and memory, which every table must have; a record uses the first two
+# Tables of CPU and memory must have the levels PROPORTIONAL, IDEAL and DOWN (policy/jobs/arrays.py), even if the
+# training has fewer phases: the record of a run reads level IDEAL.
 LEAST_LEVELS = 3
 
 

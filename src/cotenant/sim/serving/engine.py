@@ -145,8 +145,9 @@ def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingPro
 
 
 def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the arrivals of a scenario: (times in ms, service index or -1 - application, service of each closed-loop
-    client).
+    """Return three arrays: the times of all arrivals in ms; what arrives at each time, a request to service s (value s)
+    or to application a (value -1 - a); and the service of each closed-loop client. The requests of closed-loop clients
+    are not among the arrivals.
     """
     times, what, clients = [np.zeros(0)], [np.zeros(0, np.int64)], []
     sources = [(s.name, s.model, s.rate_rps, i) for i, s in enumerate(scenario.services)]
@@ -245,8 +246,9 @@ def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
 def _interference(
     plan: ServingPlan, profiles: Mapping[str, ServingProfile], desk: Desk
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tables of interference between neighbours on a GPU. mates[i]: indices of the other gpulets that slow
-    gpulet i down, filled up with -1; cost[k, n]: kernel.COST of a batch of n at seat k; scale[k]: alpha0 and margin.
+    """Return three tables about interference between gpulets (parts of GPUs) on one GPU. mates[i]: indices of the other
+    gpulets that slow gpulet i down, filled up with -1. cost[k, n]: kernel.COST of a batch of n requests at seat k, a
+    service's place on a gpulet. scale[k]: c0 and margin of the formula in profiles/serving/latency.py.
     """
     lets = plan.gpulets
     by_gpu: dict[int, list[int]] = {}

@@ -23,46 +23,48 @@ RECORD = np.dtype(
      ("arrived", "f8"), ("started", "f8"), ("finished", "f8"), ("deadline", "f8")],
     align=True,
 )  # fmt: skip
-# The role of a service in an application. app: the application, or -1; budget: ms from the application's arrival to the
-# deadline of this stage; parents: number of stages for which it waits; child, children: the stages that wait for it.
+# The role of a service as a stage of an application. app: the application, or -1 for an independent service; budget: ms
+# from the arrival of the request (of a stage: that to the application) to the deadline; parents: number of stages for
+# which this stage waits; local: its number within the application; child, children: the stages that wait for it are
+# entries child..child+children of Run.children.
 STAGE = np.dtype(
     [("app", "i8"), ("budget", "f8"), ("parents", "i8"), ("local", "i8"), ("child", "i8"), ("children", "i8")],
     align=True,
 )  # fmt: skip
+# A request to an application. left: number of its stages that have not ended.
 INSTANCE = np.dtype(
     [("app", "i8"), ("left", "i8"), ("outcome", "i8"), ("arrived", "f8"), ("finished", "f8")], align=True
 )
-# data to compute how long a service's batch takes if it runs at the same time as the batches that run now
+# Data to compute how long a service's batch takes beside the batches that run at that moment. lat: its latency in ms
+# when it runs alone; over: ms to build it; own, press: what it adds to its own slowdown and to that of a neighbour
+# (alpha in profiles/serving/latency.py).
 COST = np.dtype([("lat", "f8"), ("over", "f8"), ("own", "f8"), ("press", "f8")], align=True)
 
 
 class Run(NamedTuple):
-    """The state of a simulation of a serving plan. tree (2 * leaves): gpulets first, then clients; cursor: [rows used,
-    next arrival, instances]; what: service of an arrival, or -1 - application; roots (A, R): first stages, filled up
-    with -1; stages (A); slo (A): ms; client_svc (C); mates (L, J): other gpulets on a gpulet's GPU, filled up with -1;
-    alpha0, margin (seats); rows: space for the requests of one batch.
-    """
+    """The state of a simulation of a serving plan. Services (the stages of applications are services, too),
+    applications, gpulets, seats and closed-loop clients are numbered from 0."""
 
-    D: Desk
-    tree: np.ndarray
-    rec: np.ndarray
-    cursor: np.ndarray
-    times: np.ndarray
-    what: np.ndarray
-    stage: np.ndarray
-    children: np.ndarray
-    instances: np.ndarray
-    joined: np.ndarray
-    roots: np.ndarray
-    stages: np.ndarray
-    slo: np.ndarray
-    client_svc: np.ndarray
-    mates: np.ndarray
-    cost: np.ndarray
-    scale: np.ndarray
-    rows: np.ndarray
-    planned: bool
-    end: float
+    D: Desk  # the dispatcher
+    tree: np.ndarray  # the tournament tree: its second half has the leaves, first those of gpulets, then of clients
+    rec: np.ndarray  # RECORD of each request to a service
+    cursor: np.ndarray  # three numbers: rows of `rec` in use, index of the next arrival, rows of `instances` in use
+    times: np.ndarray  # time of each arrival in ms
+    what: np.ndarray  # for each arrival the service s of the request, or -1 - a for a request to application a
+    stage: np.ndarray  # STAGE of each service
+    children: np.ndarray  # for each stage in turn, the services that are the next stages (STAGE.child, STAGE.children)
+    instances: np.ndarray  # INSTANCE of each request to an application
+    joined: np.ndarray  # [instance, STAGE.local]: how many of the stages for which this stage waits have ended
+    roots: np.ndarray  # for each application a row of the services that are its first stages, filled up with -1
+    stages: np.ndarray  # number of stages of each application
+    slo: np.ndarray  # SLO of each application in ms
+    client_svc: np.ndarray  # service of each closed-loop client
+    mates: np.ndarray  # for each gpulet a row of the other gpulets that slow it down, filled up with -1
+    cost: np.ndarray  # [seat, n]: COST of a batch of n requests
+    scale: np.ndarray  # for each seat c0 and margin (profiles/serving/latency.py)
+    rows: np.ndarray  # space for the rows in `rec` of the requests of one batch
+    planned: bool  # whether each batch takes its planned time, regardless of what runs beside it
+    end: float  # time in ms from which closed-loop clients send nothing more
 
 
 @inner
@@ -228,8 +230,8 @@ def complete(R: Run, i: int, now: float) -> None:
 
 @bare
 def run(R: Run) -> float:
-    """Run to the end: arrivals up to `end` ms, then until no request is left. Returns the time of the last event, or -1
-    if the record is full."""
+    """Simulate all arrivals, and closed-loop clients until `end`, then continue until no request is left. Returns the
+    time of the last event, or -1 if the record is full."""
     now = 0.0
     lets = R.D.lets.shape[0]
     reserve = R.children.shape[0] + R.roots.shape[1] + R.D.exec_ms.shape[1] * (1 + R.children.shape[0])

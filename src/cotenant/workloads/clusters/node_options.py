@@ -1,4 +1,4 @@
-"""Options of the command line about nodes, and the defaults per GPU."""
+"""Options of the command line about nodes, and the defaults of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORAGE_MBPS = 500.0
 
 
 class NodeOptions:
-    """Validated options of the command line about nodes; None: not given."""
+    """Validated options of the command line about nodes. An attribute is None if its option was not given."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class NodeOptions:
     def group(
         self, count: int, gpus: int, cpus: float | None, memory_bytes: float | None, storage_mbps: float | None = None
     ) -> NodeGroup:
-        """Build a group of equal nodes. Options take precedence over the given values, and the arguments' values over
-        the defaults per GPU.
+        """Build a group of `count` equal nodes. CPUs, memory and storage bandwidth are each set by the option of the
+        command line; if it was not given, by the argument; if that is None, by the default.
         """
         return NodeGroup(
             count=count,

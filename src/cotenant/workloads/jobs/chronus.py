@@ -1,9 +1,10 @@
-"""Reads traces of Chronus: jobs derived from the Philly trace, with deadlines. job_id, user, num_gpu, submit_time,
-duration, model_name, expect_time_list, best_effort and more.
+"""Reads traces of Chronus: jobs derived from the Philly trace, with deadlines. The columns are job_id, user, num_gpu,
+submit_time, duration, model_name, expect_time_list, best_effort and more.
 
-The files state no time unit. Minutes are the default, because they give a plausible length (20,151 minutes are two
-weeks). Expected completion times count from submission. A list of them is separated by '-'; its first entry, which has
-the full value, is the deadline. Best-effort jobs have no deadline.
+The files state no time unit. Minutes are the default, because they give the trace a plausible length: 20,151 minutes
+are two weeks. `expect_time_list` has one or more times from submission, separated by '-'. A job that ends by the first
+one earns its full value, later less (column expect_value_list), so the first time is the deadline. Best-effort jobs
+have no deadline.
 """
 
 from __future__ import annotations
