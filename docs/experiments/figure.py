@@ -1,9 +1,10 @@
 """Draw an experiment: the output of `cotenant sweep FILE.yaml --out DIR --json` as an SVG and a Markdown table.
 
     python docs/experiments/figure.py out.json --by rate --svg load.svg          lines over a number
-    python docs/experiments/figure.py out.json --by ordering --svg zoo.svg       rows of dots over anything else
+    python docs/experiments/figure.py out.json --by ordering --svg zoo.svg       rows of dots for other options
 
-Values are means over seeds of the mean JCT in hours; whiskers span the seeds. Needs nothing but Python.
+A value is the mean JCT in hours, averaged over the seeds. Vertical bars show the smallest and the largest value of the
+seeds. Only Python's standard library is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Values = dict[Key, dict[str, list[float]]]  # row -> series -> mean JCT of each 
 
 
 def read(path: Path, by: list[str], series: list[str]) -> Values:
-    """Mean JCT by row (values of `by`) and series (values of `series`)."""
+    """Read the mean JCT of each run. A run's row is its values of the options in `by`, and its series those of the
+    options in `series`.
+    """
     values: Values = defaultdict(lambda: defaultdict(list))
     for run in json.loads(path.read_text())["runs"]:
         options = run["options"]
@@ -61,8 +64,9 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def line_chart(values: Values, axis: str) -> str:
-    """Draw lines over a numeric axis, with the mean JCT on a logarithmic axis and the names at the ends of the
-    lines."""
+    """Draw a line for each series of `values`: its mean JCT, on a logarithmic axis, over the number in the name of each
+    row. The name of a series is at the end of its line.
+    """
     width, height, left, right, top, bottom = 760, 400, 56, 170, 24, 48
     xs = {row: float(re.sub(r"[^0-9.]", "", row[0])) for row in values}
     every = [x for row in values.values() for seeds in row.values() for x in seeds]
@@ -105,7 +109,9 @@ def line_chart(values: Values, axis: str) -> str:
 
 
 def dot_chart(values: Values) -> str:
-    """Draw a row of dots for each value, one dot per allotment, with the mean JCT on a logarithmic axis."""
+    """Draw a line of dots for each row of `values`. A dot is the mean JCT of one series (an allotment) in that row; the
+    axis of the JCT is logarithmic.
+    """
     labels = {row: " · ".join(row) for row in values}
     left = 24 + 7 * max(len(text) for text in labels.values())
     width, right, top, step = 760, 30, 44, 24

@@ -1,4 +1,8 @@
-"""Steps of the site's build: pages from the code, the list of decisions, blank lines before lists, no foreign file."""
+"""Hooks that MkDocs calls while it builds the site.
+
+They add the pages that are generated from the code, append the list of decisions to its page, insert the blank lines
+that lists need, and refuse files that are loaded from other sites.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ LOADED = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?\s(?:src|href)=["']?(
 
 
 def decisions(folder: Path) -> str:
-    """A line per decision record, linked: those in force, then those that a later page sums up."""
+    """Return a Markdown list with a link to each decision record: first those in force, then the superseded ones."""
     in_force, superseded = ["## In force\n"], ["\n## Superseded\n"]
     for path in sorted(folder.glob("0*.md")):
         text = path.read_text()
@@ -26,7 +30,7 @@ def decisions(folder: Path) -> str:
 
 
 def with_blank_lines(markdown: str) -> str:
-    """Python-Markdown, unlike code hosts, wants a blank line between a paragraph and its list."""
+    """Insert a blank line between a paragraph and the list after it. Python-Markdown needs it, code hosts do not."""
     lines: list[str] = []
     for line in markdown.split("\n"):
         if LIST_ITEM.match(line) and lines and not CONTINUES.match(lines[-1]):
@@ -36,7 +40,7 @@ def with_blank_lines(markdown: str) -> str:
 
 
 def on_files(files, config, **_):
-    """Adds the pages that are written from the code (decision 0149)."""
+    """Add the pages that are generated from the code (decision 0149)."""
     from mkdocs.structure.files import File
 
     for path, text in {**reference.pages(), **reference.schemas()}.items():
@@ -51,7 +55,7 @@ def on_page_markdown(markdown: str, page, config, **_) -> str:
 
 
 def on_post_page(output: str, page, **_) -> str:
-    """Ends the build when a page would load a script, style, font or picture from another site."""
+    """Raise ValueError, which ends the build, if a page would load a script, style, font or picture from elsewhere."""
     foreign = LOADED.search(output)
     if foreign:
         raise ValueError(f"{page.file.src_uri} loads from another site: {foreign.group(0)}")

@@ -1,9 +1,10 @@
-"""Draws docs/images/terminal.svg: what commands print, recorded as they run here, as an animation of a browser.
+"""Runs commands, records what they print, and draws docs/images/terminal.svg: a picture of the terminal in which the
+lines appear one after the other when a browser shows it.
 
     python docs/site/recording.py docs/images/terminal.svg
 
-The commands start an agent with the software GPU in a folder of its own, and stop it. Times between lines are those of
-the recording, with pauses cut to a second.
+The commands start an agent with the software GPU in a temporary folder; it is stopped at the end. The time between two
+lines is that of the recording, but at most a second.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ COLOURS = {
 BUSY = """import subprocess, sys
 subprocess.run([sys.executable, "-m", "cotenant.bench.workload", "busy"], input="run 60\\n", text=True, check=True)
 """  # a program that keeps the GPU busy
-# what is typed, and seconds until the next; `&` starts it beside the next
+# (command that is typed, seconds from its start until the next command is typed); a command that ends in `&` runs in
+# the background
 SCRIPT = (
     ("cotenant agent --gpus soft --log-level error &", 2.0),
     ("cotenant run --name train --request 30% -- python busy.py &", 1.0),
@@ -46,7 +48,7 @@ ESCAPE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
 
 def recorded() -> list[tuple[float, str]]:
-    """(seconds, line) of everything typed and printed."""
+    """Run the commands of SCRIPT. Returns (seconds from the beginning, line) of all that is typed and printed."""
     lines: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         bin_folder = Path(folder) / "bin"
@@ -78,7 +80,7 @@ def recorded() -> list[tuple[float, str]]:
 
 
 def printed(command: str, env: dict[str, str]) -> list[tuple[float, str]]:
-    """(seconds from its start, line) of what a command prints to a terminal."""
+    """Run a command in a terminal. Returns (seconds from its start, line) of each line that it prints."""
     began = time.monotonic()
     reader, writer = pty.openpty()
     process = subprocess.Popen(["bash", "-c", command], env=env, stdout=writer, stderr=writer, stdin=subprocess.DEVNULL)
@@ -99,7 +101,9 @@ def printed(command: str, env: dict[str, str]) -> list[tuple[float, str]]:
 
 
 def spans(line: str) -> str:
-    """A line with its colours as SVG text; each span stands at its own column, so that no font moves it."""
+    """Return a line with its colours as SVG text. Each piece of text states its column, so that it is in the right
+    place with any font.
+    """
     made, style, column, at = [], "", 0, 0
     for match in [*ESCAPE.finditer(line), None]:
         text = line[at : match.start() if match else len(line)]
@@ -125,7 +129,9 @@ def _style(codes: list[str]) -> str:
 
 
 def drawn(lines: list[tuple[float, str]]) -> str:
-    """The animation, played once: each line appears at its time and stays; without animations all are there."""
+    """Return the SVG, whose animation plays once: each line appears at its time and stays. If the reader has switched
+    animations off, all lines are visible at once.
+    """
     end = lines[-1][0] + HOLD_S
     width, height = PAD_PX * 2 + COLUMNS * FONT_PX * 0.6, PAD_PX * 2 + LINE_PX * len(lines)
     rules, texts = [], []

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 FOLDER = "reference"
-# verb -> modules of its other forms, and what chooses each (cotenant.cli.main chooses them by their arguments)
+# verb -> modules of its other forms, and the arguments by which cotenant.cli.main chooses each of them
 OTHER_FORMS = {
     "plan": [("MODELS.yaml", "plan_llm")],
     "load": [("--openai URL", "load_llm")],
@@ -33,7 +33,7 @@ METRICS_OF = {  # program -> second words of the names of its metrics
 
 
 def pages() -> dict[str, str]:
-    """Path below docs/ -> Markdown."""
+    """Return the Markdown of each generated page, by its path below docs/."""
     from cotenant.cli.main import PANELS
 
     made = {f"{FOLDER}/options-{_slug(panel)}.md": _options(panel, list(verbs)) for panel, verbs in PANELS.items()}
@@ -45,7 +45,7 @@ def pages() -> dict[str, str]:
 
 
 def schemas() -> dict[str, str]:
-    """Path below docs/ -> JSON Schema of a file."""
+    """Return the JSON Schema of each kind of file that users write, by the schema's path below docs/."""
     from cotenant.api import file_formats
 
     return {
@@ -87,7 +87,7 @@ def _options(panel: str, verbs: list[str]) -> str:
 
 
 def _command(name: str, command: Any) -> list[str]:
-    """The sections of a command and of its subcommands."""
+    """Return the sections of a command and of its subcommands."""
     parts = []
     subcommands = getattr(command, "commands", {})
     if not subcommands:
@@ -115,14 +115,18 @@ def _parameters(command: Any) -> list[list[str]]:
 
 
 def _default(value: Any) -> str:
-    """As `--help` shows it: nothing for a switch and for what has no value of its own."""
+    """Return the default of an option or argument, as `--help` shows it. Empty for a switch, and if there is no default
+    or the default is computed.
+    """
     if value is None or callable(value) or isinstance(value, bool) or value in ("", (), []):
         return ""
     return f"`{_cell(', '.join(map(str, value)) if isinstance(value, list | tuple) else value)}`"
 
 
 def _escape(text: str) -> str:
-    """Angle brackets and asterisks that Markdown would take for its own."""
+    """Put a backslash before each `<`, `>`, `*` and `_`, so that Markdown shows them as they are. Text with code in
+    backticks is not changed.
+    """
     return re.sub(r"([<>*_])", r"\\\1", text) if "`" not in text else text
 
 
@@ -152,7 +156,9 @@ def _files() -> str:
 
 
 def _place(schema: dict[str, Any], name: str) -> str:
-    """The setting whose value a part of a schema describes; empty for one that no setting names by itself."""
+    """Return the name of the first setting whose value has the definition `name` of a schema (with `[]` if the value is
+    a list), or an empty string if no setting refers to this definition.
+    """
     for holder in (schema, *schema["$defs"].values()):
         for key, value in holder.get("properties", {}).items():
             if f'"#/$defs/{name}"' in json.dumps(value):
@@ -183,7 +189,7 @@ def _value(value: Any) -> str:
 
 
 def _kind(value: dict[str, Any]) -> str:
-    """How a value is written, in words."""
+    """Say in words how a value is written."""
     if "enum" in value:
         return ", ".join(f"`{_value(each)}`" for each in value["enum"])
     if "anyOf" in value:
