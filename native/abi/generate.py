@@ -1,6 +1,7 @@
-"""Writes what C and Python share from the schema: the C headers in this folder, src/cotenant/abi/ and docs/protocol.md.
+"""Generates from the schema files (*.toml in this folder) what C and Python share: the C headers in this folder,
+src/cotenant/abi/ and docs/protocol.md.
 
-python native/abi/generate.py
+Usage: python native/abi/generate.py
 """
 
 from __future__ import annotations

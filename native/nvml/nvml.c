@@ -57,8 +57,8 @@ HIDDEN int cot_open_nvml(void)
     return nvml_handle ? 0 : -1;
 }
 
-/* Finds a symbol of the real library that this library does not export. A program looks symbols up with the driver
- * shim's dlsym, even those of this library, so the shim calls this function for them. */
+/* Finds a symbol that the real library has and this library does not export. A program that looks a symbol up in this
+ * library calls the driver shim's dlsym; if that finds no such export here, it calls this function. */
 EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
 {
     Dl_info info;

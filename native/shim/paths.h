@@ -8,8 +8,8 @@
 
 #define COTENANT_PATH_BYTES 4096
 
-/* Copies the first readable file of a colon-separated list of absolute paths to `found` and returns it, or NULL if
- * none is readable. */
+/* Finds the first readable file in a colon-separated list of absolute paths. Returns its path, which is stored in
+ * `found`; NULL if no file in the list is readable. */
 static inline const char *cot_first_file(const char *list, char found[COTENANT_PATH_BYTES])
 {
     while (list && *list) {

@@ -21,7 +21,7 @@ enum { OK = 0, INVALID_CLIENT = 0x23, INVALID_ARGUMENT = 0x1f, NO_OBJECT = 0x57,
 #define CLIENT UINT32_C(0xc1d00000)
 #define DEVICE UINT32_C(0x5d000000)
 #define SUBDEVICE UINT32_C(0x5e000000)
-/* the handle of a channel group is GROUP | device << 16 | group << 4 | channel + 1 */
+/* the handle of a channel group is GROUP | device << 16 | group << 4; its channels have that handle | 1, 2, ... */
 #define GROUP UINT32_C(0x5c000000)
 #define COMPUTE UINT32_C(0x5f000000)
 /* durations of the three control calls on a real GPU: set a time slice, disable channels, enable channels */

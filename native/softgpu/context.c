@@ -98,8 +98,10 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
         return CUDA_ERROR_INVALID_DEVICE;
     static const int known[][2] = {{1, 1024}, {2, 1024}, {5, 2147483647}, {10, 32}, {16, SOFT_SM_COUNT},
                                    {31, 1},   {41, 1},   {75, 9},         {76, 0},  {83, 1},
-                                   /* the attributes, in this order: threads per block and dimension, grid size, warp
-                                    * size, number of SMs, compute capability 9.0, virtual memory, memory pools */
+                                   /* The attributes, by number: 1: threads per block, 2: threads per block in x,
+                                    * 5: grid size in x, 10: warp size, 16: number of SMs, 31: concurrent kernels,
+                                    * 41: unified addressing, 75 and 76: compute capability, 83: managed memory,
+                                    * 102: virtual memory, 115: memory pools. */
                                    {102, 1},  {115, 1}};
     *value = 0;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)

@@ -11,7 +11,7 @@
 
 #define DRIVER_SLICE_NS UINT64_C(2048000)
 #define REAP_NS UINT64_C(10000000)
-/* the end of a schedule is predicted again after this time, since a tenant may end or a slice may be set */
+/* soft_expect predicts at most this far ahead, since tenants may end and time slices may be set meanwhile */
 #define LOOK_AGAIN_NS UINT64_C(2000000)
 #define NOBODY UINT32_MAX
 

@@ -1,4 +1,4 @@
-"""`python -m cotenant`: the command line, where the interpreter is chosen by hand."""
+"""Runs the command `cotenant` as `python -m cotenant`, for users who choose the Python interpreter themselves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 /* Declarations of scheduled copies that are shared by copies.c (the pending copies), paced.c (copies that wait in
  * their stream) and link.c (the copy page, and copies that wait on their thread). A *piece* is a part of a copy; it
- * runs when it has a slot on the copy page. */
+ * runs when it has a slot on the copy page, or at once if the copy is a free_run. */
 #ifndef COTENANT_COPIES_H
 #define COTENANT_COPIES_H
 
@@ -38,7 +38,8 @@ struct copy_record { /* a copy between host and device that has been enqueued bu
     uint64_t before_serial;
     struct copy_ticket tickets[COTENANT_COPY_SLOTS];
     bool taken;
-    /* the copy runs without slots, because the copies of other tenants wait for this copy to end */
+    /* the copy, of a latency-sensitive tenant, runs in one piece without waiting for its slot; the slot is requested
+     * only so that copies of other tenants wait for the end of this copy */
     bool free_run;
     bool spent;                   /* the copy lost its slot before its stream reached it */
 };

@@ -18,7 +18,7 @@
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct attached {
     uint64_t connection; /* the connection to the agent on which the page was requested */
-    /* number of times that the process had been restored on another GPU when it requested the page */
+    /* value of gpu->relocations at that request: how often the process had been restored on another GPU by then */
     uint32_t relocations;
     struct copy_link link;
 } attached[COTENANT_MAX_GPUS];

@@ -261,7 +261,7 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
         cot_copies_leave();
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    idle = idle && tried; /* device_words has just written a wait word in the stream, which is therefore not idle */
+    idle = idle && tried; /* in the first call, write_word above has put work into the stream, so it is not idle */
     tried = true;
     const uint64_t serial = record->serial;
     prepare(record, link, copy, idle);

@@ -5,7 +5,7 @@
  * slow: it keeps the GPU busy only by launching some ms ahead. An in-flight budget of 100 us would prevent that and
  * cost a quarter of the program's time on a card (docs/benchmarks/colocation.md). So in this mode the host may
  * launch ahead, and the shim inserts a wait into the stream before each budget_ns of work. LS work that arrives then
- * finds at most one such part of the work in flight, however much is queued behind it.
+ * finds little more than one such part of the work in flight, however much is queued behind it.
  *
  * The stream waits for the flags that LS processes write to the wait-flag page (struct cotenant_floor_words), so it
  * stops and resumes without the shim. The device has no clock, so a thread of the shim clears flags whose heartbeat
@@ -39,11 +39,12 @@ bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struc
            gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
 }
 
-/* Chooses between waiting on the host and on the device, after a launch that waited on the host for waited_ns. If
- * launches wait most of the time, the program launches faster than its GPU works and keeps it busy within the
- * budget. Then launches continue to wait on the host, because LS work finds less in flight there: a device evaluates
- * a wait shortly before the kernel behind it starts. Otherwise the program may launch ahead for STAY_NS. Time in
- * which LS work is active does not count. */
+/* Chooses whether the next launches wait on the host or on the device, after a launch that waited on the host for
+ * waited_ns. If launches wait on the host most of the time, the program launches faster than its GPU works, and keeps
+ * the GPU busy within the budget. Then launches continue to wait on the host, because LS work finds less work in flight
+ * that way: a stream passes its wait while the work in front of it still runs, so more than one part of the work may
+ * be in flight on the device. Otherwise the program may launch ahead for STAY_NS. Waits while LS work is active do not
+ * count. */
 void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t now_ns)
 {
     struct floor_ahead *ahead = &floor->ahead;
@@ -215,7 +216,8 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_ru
 
 /* ---- the limit of running ahead ---- */
 
-/* Waits until ns more of work may be launched, but no longer than COT_STALL_NS without the end of any work. */
+/* Waits until work of the predicted length ns may be launched. Gives up if no launched work ends for COT_STALL_NS;
+ * time in which LS work is active does not count. */
 void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
 {
     uint64_t began = cot_now_ns(), progress = began, now = began;

@@ -18,7 +18,7 @@
 #define YIELD_FADES_NS 50000000       /* time in which the remembered longest duration of a yield halves */
 #define YIELD_SPACE 10                /* time between two yields, as a multiple of the duration of the last yield */
 #define LONGEST_SPIN_NS INT64_C(1000000)
-/* a thread sleeps only if its remaining wait exceeds the usual delay of a sleep's end by this much; then it polls */
+/* a thread sleeps if its wait is longer than this plus the usual delay of a sleep's end, and polls for the rest */
 #define SLEEP_OVER_NS 200000
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
@@ -112,8 +112,8 @@ static struct floor_rule current_rule(const struct floor *floor, const struct gp
 }
 
 /* Returns how much work may lie between two events; 0: every batch gets an event. Only the scheme tidal may rely on
- * predicted times, since the other schemes must know whether all work has ended. After the GPU was idle, every batch
- * gets an event, too: there is time for it, and idle time makes the predictions of such a program worse. */
+ * predicted times, since the other schemes must know whether all work has ended. If the GPU is often idle (`starved`),
+ * tidal also gives every batch an event: there is idle time for it, and idle times make predictions less accurate. */
 static int64_t event_interval_ns(const struct floor *floor)
 {
     return floor->page->scheme == COTENANT_SCHEME_TIDAL && !floor->state.starved ? COTENANT_EVENT_INTERVAL_NS : 0;
@@ -215,8 +215,8 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     return leave;
 }
 
-/* Returns whether the open batch is complete. Batches grow with the budget, which is large for a program that launches
- * slowly, since events would slow such a program down most. */
+/* Returns whether the open batch is complete: it has half of the budget, or its log is full. A program that launches
+ * slowly has a larger budget. So its batches are longer and need fewer events, which slow such a program down most. */
 static bool has_enough(const struct piece *open, int64_t allowed_ns)
 {
     return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;

@@ -66,8 +66,9 @@ static inline void floor_adapt(const struct floor_rule *rule, struct floor_state
 }
 
 /* Accounts for the time since the previous launch: until busy_until_ns the work in flight decreased, and after that
- * the GPU was idle. Longer idle times are not counted, because they are pauses of the program, which a larger budget
- * would not shorten. Idle times that a duty cycle requires are not counted either. */
+ * the GPU was idle. If it was idle for longer than FLOOR_GAP_NS, nothing is counted: the program paused, and a larger
+ * budget would not shorten its pauses. With a duty cycle nothing is counted either, since the duty cycle requires idle
+ * times. */
 static inline void floor_look_back(const struct floor_rule *rule, struct floor_state *s, int64_t now_ns)
 {
     int64_t passed_ns = floor_least(now_ns - s->open_at_ns, FLOOR_LONGEST_NS);

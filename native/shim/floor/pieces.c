@@ -5,10 +5,12 @@
 #include "floor/pieces.h"
 
 #define CHAIN 8              /* at most this many batches of launches lie between two events */
+/* If a measured time differs from its estimate by more than the fraction WRONG of the estimate, every batch gets an
+ * event until DOUBT later measured times have differed less. */
 #define DOUBT 4
-/* if the error of a measured time is larger than this, each of the next batches gets an event */
 #define WRONG 0.1
-/* if the error of a measured time is smaller than this, only a part of the error corrects the estimate */
+/* If a measured time differs from its estimate by less than the fraction NOISE of the estimate, the estimate is
+ * corrected by only NOISE_GAIN of the difference. */
 #define NOISE 0.05
 #define NOISE_GAIN 0.25
 /* If this many successive measured times are too long, waits for LS work are not the cause, since LS work does not

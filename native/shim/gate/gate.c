@@ -270,7 +270,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (gpu->floor || gpu->holder || cot_profiling) {
         t->calls->budget_ns = -1; /* no budget is left for the hot path, so every launch takes the slow path */
         if (gpu->floor && !atomic_load_explicit(&t->calls->open, memory_order_relaxed))
-            /* the thread's counters are open again, so that cot_floor_try may allow its launches */
+            /* cot_floor_try needs `open`, which is 0 at first and after each closing of the turn gate */
             cot_calls_open(t->calls);
         return GATE_GO;
     }

@@ -42,7 +42,8 @@ struct cost *cot_cost_of(uintptr_t key, bool *fresh)
         if (!cost->key && !empty)
             empty = cost;
     }
-    /* no entry is free, so one is replaced; its cost must be learned again if its kernel returns */
+    /* If no entry is empty, the first one is replaced. The replaced cost must be learned again if a launch with its key
+     * is made again. */
     struct cost *cost = empty ? empty : home;
     cost->ns = COST_UNKNOWN_NS;
     /* the key is stored last, so that a thread that finds the key also finds its cost */

@@ -29,8 +29,8 @@ _Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log mu
 struct fence {
     CUevent event;                    /* an event with a time stamp, by which GPU time is measured */
     int64_t predicted_ns;             /* predicted GPU time of the interval that the fence ends */
-    /* the GPU had earlier work when the event was recorded, so the interval's measured time does not begin with idle
-     * time */
+    /* when this fence was recorded, the fence before it had not completed: the interval's work was launched while the
+     * GPU was still busy, so the interval's measured time does not begin with idle time */
     bool exact;
     /* the event was recorded before a synchronisation instead of before a later launch, so the interval's measured
      * time does not end with idle time */

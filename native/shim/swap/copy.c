@@ -157,7 +157,7 @@ static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host
     uint64_t count = (bytes + STAGE_BYTES - 1) / STAGE_BYTES;
     for (uint64_t i = 0; i < count + STAGES && result == CUDA_SUCCESS; i++) {
         uint32_t slot = (uint32_t)(i % STAGES);
-        if (i >= STAGES) { /* copy i uses the buffer of copy i - STAGES, so that earlier copy must have ended */
+        if (i >= STAGES) { /* copies i and i - STAGES use the same buffer: the earlier one must have ended */
             uint64_t at = (i - STAGES) * STAGE_BYTES, length = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
             result = wait_event(lane->stage_done[slot]);
             if (result == CUDA_SUCCESS && lane->out)

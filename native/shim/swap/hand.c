@@ -3,8 +3,9 @@
  * The driver clears released memory with a copy engine before the memory can be allocated again. The copies of the
  * process that is restored need that engine at the same time. Memory that restored contents will overwrite
  * completely needs no clearing, so a piece of that kind is passed to the other process as a descriptor instead of
- * being released. The agent sends each of the two processes one end of a socket for this with the process's order.
- * Memory that has not been taken when the socket is closed becomes free. */
+ * being released. The agent makes a pair of connected sockets for the descriptors. It sends one of them to each of
+ * the two processes, together with the order to evict or restore memory. Memory that has not been taken when the
+ * sockets are closed becomes free. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>

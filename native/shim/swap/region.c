@@ -1,8 +1,9 @@
 /* Movable allocations (regions): each one is a reserved range of addresses, to which pieces of device memory are
  * mapped.
  *
- * Small allocations share a region of one piece, a *slab* of slots of equal size. So programs with thousands of
- * small allocations use little more memory. A slab is moved as a whole. */
+ * Small allocations share a region of one piece, a *slab* of slots of equal size, since each region takes a multiple of
+ * SWAP_GRANULE. So the memory of a program with thousands of small allocations is little more than their sum. A slab is
+ * moved as a whole. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -218,8 +218,8 @@ bool cot_share_is_own(const struct share_handle *handle)
     return own_process && handle->process == own_process;
 }
 
-/* Called in the child of a fork, which would keep the memory in use as long as it runs, and would not answer other
- * processes. */
+/* Called in the child of a fork: closes the inherited descriptors of shared memory, which would keep the memory in use
+ * as long as the child runs, and the inherited socket, on which the child would not answer other processes. */
 void cot_share_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;

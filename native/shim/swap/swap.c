@@ -212,8 +212,8 @@ bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
     return reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK;
 }
 
-/* Called to allocate memory that cannot be swapped while other tenants occupy the GPU: asks the agent to evict their
- * memory now. */
+/* Called when other tenants occupy the GPU and an allocation must be on the GPU at once (one that cannot be swapped,
+ * or a context): asks the agent to evict their memory now. Returns false if the agent answers that it could not. */
 bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags)
 {
     struct cotenant_move ask = {.bytes = bytes, .flags = COTENANT_MOVE_NOW | flags};

@@ -21,7 +21,8 @@
 
 #define SWAP_GRANULE (UINT64_C(2) << 20)
 #define SWAP_PIECE (UINT64_C(256) << 20) /* the largest piece, unless the agent sets another size */
-/* smaller pieces are not passed to other processes, since the driver clears them quickly */
+/* Smaller pieces are released instead of being passed to another process. Passing a piece saves the time in which the
+ * driver clears it, and small pieces are cleared quickly. */
 #define SWAP_SHARED_LEAST (UINT64_C(16) << 20)
 #define SWAP_SHARED_AS_DESCRIPTOR 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 /* host memory is registered with the driver in spans of this length; copies are split at the ends of spans */

@@ -1,7 +1,7 @@
 /* Copies between host and device that are not a single range or rows: batches of ranges, boxes (3D copies), and
  * copies to and from arrays. If the GPU's copies are scheduled, batches and boxes are scheduled, too: a batch is split
- * between its ranges and inside them, a box between its layers. Copies to and from arrays are not split; they are only
- * charged to the tenant's queue.
+ * between its ranges and inside them, a box between its layers. Copies to and from arrays are neither split nor
+ * delayed; their bytes only count as copied by the tenant, so that its later copies wait longer (copies/copy_rule.h).
  *
  * The first range of a batch decides the direction of the whole batch, which is split only if all its ranges have
  * the same attributes. */
@@ -273,7 +273,7 @@ BOX_SYNC(cuMemcpy3D_v2_ptds, cuMemcpy3DAsync_v2, PER_THREAD)
 BOX_ASYNC(cuMemcpy3DAsync_v2, stream)
 BOX_ASYNC(cuMemcpy3DAsync_v2_ptsz, PTSZ(stream))
 
-/* ---- copies to and from arrays: not split, but charged ---- */
+/* ---- copies to and from arrays: not split, but counted as copied by the tenant ---- */
 
 #define CHARGED(name, direction, effective, bytes, parameters, arguments, types)                         \
     DECLARE_REAL(name);                                                                                  \

@@ -174,7 +174,8 @@ static CUresult issue_rows(const struct host_copy *copy, uint64_t from, uint64_t
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
-/* returns the address of the copy's end in host memory; NULL if that address is in device memory */
+/* Returns the address of one side of a copy (its source or its destination) if that side is in host memory; NULL if it
+ * is in device memory or an array. */
 static const void *host_end(int type, const void *host, CUdeviceptr device)
 {
     if (type == MEMORY_UNIFIED)

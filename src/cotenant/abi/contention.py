@@ -32,10 +32,10 @@ DENSITY_COMPUTE_PERMILLE = 150
 # fraction of the SMs that a memory-bound kernel keeps busy. A latency-sensitive service can run beside such a kernel
 # (and takes 3.0 to 4.4 times as long on an H200 and an H100), but not beside matrix products of the same duration
 FILL_MEMORY_PERMILLE = 800
-# fraction of the SMs on which a memory-bound kernel reaches its full speed; with fewer SMs it is slower. The value is
-# 25 % times 1.34: kernels of a training job take 1.34 times as long on 25 % of the SMs as on 75 % (H200, median of
-# nine). For comparison, they take 1.27 to 1.77 times as long on 25 % of the SMs if a memory-bound kernel runs on
-# another 25 %
+# fraction of the SMs on which a memory-bound kernel reaches its full speed; with fewer SMs its speed is proportional to
+# their number. Kernels of a training job take 1.34 times as long on 25 % of the SMs as on 75 % (H200, median of nine),
+# so they reach full speed on 1.34 times 25 %. If a memory-bound kernel runs on another 25 %, they take 1.27 to 1.77
+# times as long instead of 1.34
 REACH_MEMORY_PERMILLE = 335
 TIME_SLICE_NS = 2000000  # without MPS, one process runs at a time: for this long if another process waits
 # time of a switch between processes without MPS: beside equal work, the median latency of a latency-sensitive service

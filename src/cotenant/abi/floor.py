@@ -21,8 +21,10 @@ LEAD_NS = 10000
 EVENT_INTERVAL_NS = 150000
 # scheme tidal: while the process leaves the GPU idle, its in-flight budget grows up to this factor, in thousandths
 STRETCH_PERMILLE = 4000
-RUN_AHEAD_NS = 20000000  # largest GPU time of BE work that a process may launch early, so that it waits on the device
-# with run_ahead auto, a process launches early only if its launches wait on the host for less than this fraction of the
+# largest GPU time of the BE work that a process may launch ahead; work that is launched ahead waits on the device until
+# it may run
+RUN_AHEAD_NS = 20000000
+# with run_ahead auto, a process launches ahead only if its launches wait on the host for less than this fraction of the
 # time
 RUN_AHEAD_BELOW_PERMILLE = 450
 
@@ -50,13 +52,13 @@ class RuleKind(enum.IntEnum):
     TEMPORAL = 1  # one BE kernel at a time, and only while no LS work is active
     # BE kernels may run while LS work is active if their work class and SMs allow it, in batches of in_flight_us
     ORION = 2
-    # no BE work while LS work is active, or only for a limited fraction of the time; otherwise BE work in flight is
-    # bounded
+    # while LS work is active, BE work runs for at most overlap_permille of the time (0: not at all); while none is
+    # active, BE work in flight is bounded
     TIDAL = 3
 
 
 class RunAhead(enum.IntEnum):
-    """Which BE processes launch early, so that their work waits on the device."""
+    """Which BE processes launch work ahead, so that the work, not the launching thread, waits until it may run."""
 
     AUTO = 0  # only processes whose launches wait on the host for less than RUN_AHEAD_BELOW_PERMILLE of the time
     ALWAYS = 1
@@ -98,11 +100,12 @@ class FloorLayout(ctypes.Structure):
     page_bytes: int
     holders: int  # number of entries of the arrays below: FLOOR_HOLDERS
     scheme: int  # RuleKind
-    # number of BE processes; each may have in_flight_us / tenants in flight, unless floor_parts on its own shared page
-    # is set
+    # number of BE processes; each may have in_flight_us / tenants in flight, unless `floor_parts` on the shared page
+    # between the process and the agent (tenant_page.toml) sets another divisor
     tenants: int
     in_flight_us: int  # how much work all BE processes together may have in flight
-    heartbeat_timeout_ms: int  # an LS-activity flag is ignored this long after it was last set
+    # an LS-activity flag counts only for this long after it was last set; older flags are ignored
+    heartbeat_timeout_ms: int
     overlap_permille: int  # fraction of the time for which BE work may run while LS work is active
     # fraction of the time for which BE work may keep the GPU busy while no LS work is active; 0: always
     duty_cycle_permille: int

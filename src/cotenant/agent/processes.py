@@ -64,7 +64,8 @@ def start_ticks(pid: int) -> int | None:
 def environment(pid: int, proc: Path = Path("/proc")) -> list[bytes]:
     """Read the environment with which a process was started, as entries NAME=value.
 
-    /proc shows an empty environment while execve loads a program. That is waited for, for at most EXECVE_S.
+    While execve loads a program, /proc shows an empty environment. This function then waits until execve has ended, for
+    at most EXECVE_S.
 
     Raises OSError if the environment cannot be read, or if execve has not ended by then.
     """

@@ -16,7 +16,9 @@ from cotenant.serving.planning.decide import decide
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan that divides GPUs among services. A notebook shows it as a table of gpulets."""
+    """A plan that divides GPUs among services. A notebook shows it as a table of gpulets, the parts of GPUs that it
+    assigns to services.
+    """
 
     plan: ServingPlan
     #: SLO attainment by service in the simulation that verified the plan; empty without verification

@@ -1,15 +1,28 @@
-"""Best-effort loads of `cotenant bench colocation`, an unmodified program: `python -m cotenant.bench.be_loads BACKEND`.
+"""The best-effort program of `cotenant bench colocation`, which runs the loads listed below. Like an unmodified
+program, it makes no calls to the agent.
 
-Protocol: prints `ready NAME`, then reads lines. `load KIND` sets up a load and prints {"kind", "unit_ms"}.
-`run SECONDS` runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}.
-`times SECONDS` prints {"times_ns": [...]}, the time when each launch returned; `ends SECONDS` the time when each was
-seen to have completed. End of input ends the program. COTENANT_BENCH_CORE: core on which the threads that launch run
-once a load is set up.
+Usage: `python -m cotenant.bench.be_loads BACKEND`, where BACKEND is torch or driver.
 
-mmN: bf16 products of NxN matrices; mmzN: of zeros, the same kernels at much less power.  addN: out = in + 1 over N MiB.
-copyN: copies of N MiB on the device.  train-resnet50[:BATCH] and train-transformer[:BATCH]: training steps. With the
-default batch (32 images, 16 sequences) the host limits the speed, with three times that batch the GPU does.
-On the software GPU a kernel occupies the device for as long as the kernel of that load took on an H100.
+The program prints `ready NAME` (the name of the GPU). Then it reads these commands from standard input, one a line, and
+answers each with a JSON object; end of input ends the program.
+
+- `load KIND` sets up a load: "kind", and "unit_ms" (duration of a launch)
+- `run SECONDS` runs the load: "count" (number of launches), "begin_ns", "end_ns", and "marks" (pairs of a time in ns
+  and the number of launches that had completed)
+- `times SECONDS` runs the load: "times_ns", the times at which each launch returned
+- `ends SECONDS` runs the load: "times_ns", the times at which each launch was seen to have completed
+
+The variable COTENANT_BENCH_CORE names the core on which the threads that launch run once a load is set up.
+
+Kinds of loads:
+
+- mmN: bf16 products of NxN matrices; mmzN: of matrices of zeros, which runs the same kernels at much less power
+- addN: out = in + 1 over N MiB
+- copyN: copies of N MiB on the device
+- train-resnet50[:BATCH] and train-transformer[:BATCH]: training steps. With the default batch (32 images, 16 sequences)
+  the host limits the speed, with three times that batch the GPU does.
+
+On the software GPU, a kernel occupies the device for as long as the kernel of that load took on an H100.
 """
 
 from __future__ import annotations

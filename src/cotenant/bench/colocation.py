@@ -275,7 +275,7 @@ def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
         if scheme.ls_sms not in ls_by_sms:
             ls_by_sms[scheme.ls_sms] = rig.ls(f"ls-{scheme.name}", sms=scheme.ls_sms)
         for fills in (True, False):
-            # only orion needs to know the SMs of kernels; kernels about which it knows nothing may run at once
+            # only orion needs to know the SMs of kernels; it would not hold back a kernel about which it knows nothing
             asks = scheme.rule is RuleKind.ORION
             key = (scheme.be_sms, scheme.be_below, fills if asks else None)
             if key not in be_by_kind:

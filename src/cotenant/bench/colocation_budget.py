@@ -1,7 +1,8 @@
 """`cotenant bench budget`: how much best-effort (BE) work may overlap with a latency-sensitive (LS) service.
 
-The benchmark reports LS work all the time. BE work therefore runs only within the setting `overlap` of scheme tidal:
-one launch at a time, for a part of the time, on a part of the SMs. `choose_budget` takes the measured slowdowns.
+The benchmark keeps an LS-activity flag of the GPU's LS gate set all the time, as if LS work never paused. BE work
+therefore runs only as the setting `overlap` of scheme tidal allows: one launch at a time, for a part of the time, on a
+part of the SMs. `choose_budget` chooses the setting from the measured slowdowns.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def said(row: dict[str, Any]) -> str:
 
 @contextmanager
 def held_up(floor: Floor) -> Iterator[None]:
-    """Return a context in which latency-sensitive work is reported to the agent, with heartbeats from a thread."""
+    """Return a context in which this process's LS-activity flag is set. A thread sets it again and again, as a
+    heartbeat.
+    """
     over = threading.Event()
 
     def keep() -> None:

@@ -163,7 +163,7 @@ class ShareProof:
 
     def _raised(self, tenant: Tenant, pid: int) -> str:
         """A sentence about a client that was started with a larger percentage of the SMs than its tenant has; empty if
-        it was not. With protocol 2 the server takes the percentage from the client's environment.
+        it was not. Under version 2 of the MPS control protocol, a client has the percentage that is in its environment.
         """
         given = tenant.enforcement.environment.get(PERCENTAGE)
         text = processes.variable(pid, PERCENTAGE) if given is not None else None

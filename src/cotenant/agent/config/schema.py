@@ -173,7 +173,7 @@ class AgentFile(Strict):
     window_ns: Nanoseconds = Field(default=UNSET, alias="window")
     """Time window in which each tenant gets its request and does not exceed its limit."""
     idle_credit_ns: Nanoseconds = Field(default=UNSET, alias="idle_credit")
-    """Longest time in which a tenant was idle that it may make up for later."""
+    """A tenant that was idle may make up later for at most this much idle time."""
     alone_ns: Nanoseconds = Field(default=UNSET, alias="alone_after")
     """A tenant that has been alone on its GPU for this time gets an unbounded turn."""
     exclusive_ns: Nanoseconds = Field(default=UNSET, alias="exclusive_turn")

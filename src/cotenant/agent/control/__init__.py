@@ -1,1 +1,1 @@
-"""The agent's external interfaces: the control socket, whose requests are called orders, the live page, and metrics."""
+"""The agent's external interfaces: live web page, metrics, and the control socket, whose requests are called orders."""

@@ -287,7 +287,9 @@ class Operations:
         return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left, "held": held}
 
     def launcher_gone(self, caller: Caller) -> None:
-        """Remove the tenants that a launcher registered but did not start, because its control connection closed."""
+        """Called when a launcher's control connection has closed: remove the tenants that the launcher registered and
+        whose programs it has not started.
+        """
         for name in caller.registered:
             tenant = self._registry.tenants.get(name)
             if tenant is not None and tenant.launching:

@@ -65,7 +65,7 @@ class CopyQueue:
         return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
 
     def done(self, direction: int, ticket: CopyTicket) -> None:
-        """Return a turn on the link to the other tenants, because its chunk has been copied."""
+        """Return a turn after its chunk has been copied, so that another tenant's chunk may be copied over the link."""
         self._rule.queue_done(self._page, direction, ctypes.byref(ticket))
 
     def withdraw(self, direction: int) -> None:

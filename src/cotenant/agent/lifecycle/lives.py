@@ -1,7 +1,7 @@
 """Admission, change and removal of tenants.
 
-A tenant that a launcher registered exists as long as its program, any other process of it, or a descendant of these.
-Tenants declared in the configuration, and those held for a pod or job, stay without processes.
+A tenant that a launcher registered exists as long as its program, another process of the tenant, or a descendant of
+one of these runs. Tenants declared in the configuration, and those held for a pod or job, also exist without processes.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class ShareSpec(Protocol):
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """A share of one GPU for a server's worker, which is not a tenant. `partition`: name of a share of this size in a
-    profile, for example of a MIG instance.
+    """A share of one GPU for a server's worker, which is not a tenant. `partition`: name of the share in the serving
+    profile, for example "1g.18gb" for a MIG instance of that size.
     """
 
     name: str

@@ -155,7 +155,7 @@ class MpsDaemons:
         return daemon
 
     def _quit(self, uuid: str) -> None:
-        """End an MPS daemon in a thread, because an MPS server that does not end takes seconds."""
+        """End a GPU's MPS daemon in a thread, because this takes seconds if the MPS server does not end at once."""
         thread = threading.Thread(target=self._end, args=(self._daemons.pop(uuid),), name="mps-quit", daemon=True)
         self._ending[uuid] = thread
         thread.start()

@@ -1,4 +1,4 @@
-"""The only list of mechanisms; those of configuration, command line and fleet are derived from it."""
+"""The list of all mechanisms. Configuration, command line and fleet take the names that they accept from it."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ class SpaceMaker:
         hold_off: bool,
     ) -> str | None:
         """Call `attempt` until it returns no error, `worth_it` returns False, or `patience_s` has passed; returns its
-        last error. `hold_off`: meanwhile, suspend each other swappable tenant that has a turn on the GPU. Otherwise its
-        turn would not end, because no tenant waits for the next one.
+        last error. `hold_off`: meanwhile, suspend every swappable tenant, except `tenant`, that has a turn on the GPU.
+        `tenant` waits for space, not for a turn, so without the suspension that turn might never end.
         """
         held_off = set[str]()
         deadline = time.monotonic() + patience_s

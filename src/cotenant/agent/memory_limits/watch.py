@@ -56,7 +56,9 @@ class Watch:
         warn: Callable[[Tenant, str], None],
         sweep: Callable[[], None],
     ) -> None:
-        """`detected`: what was found on each GPU. `sweep` closes the groups of ended tenants; called at each check."""
+        """`detected`: what driver and kernel offer for memory limits, by the GPU's UUID. `sweep` closes the groups of
+        ended tenants; it is called at each check.
+        """
         self._registry, self._applied, self._detected = registry, applied, detected
         self._warn, self._sweep = warn, sweep
         self.faults: dict[Key, str] = {}
@@ -81,7 +83,7 @@ class Watch:
         self._judge(wanted, self._read(wanted, dict(self._inside)), changes)
 
     def say(self, tenant: Tenant, text: str) -> None:
-        """Warn a tenant of a condition, once as long as the condition persists."""
+        """Warn a tenant of a condition, unless it already has this warning."""
         if text not in tenant.warnings:
             self._warn(tenant, text)
 
@@ -136,7 +138,9 @@ class Watch:
                 self.say(held[key[0]], UNANSWERED)
 
     def _judge(self, wanted: Mapping[Key, int], found: Reading, changes: Mapping[Key, int]) -> None:
-        """Act on what a check found. `changes`: those of the limits before the check."""
+        """Act on what a check found. `changes`: copy of `Applied.changes` from the start of the check; it shows
+        which limits the agent itself has changed since.
+        """
         held, again = held_by(self._registry), set[Path]()
         for key, expected in wanted.items():
             tenant, now = held.get(key[0]), found.limits[key]

@@ -177,8 +177,9 @@ class SliceEnforcer:
                     self._fall_back(gpu, why)
                 return
             machine.proven = True
-            # An earlier agent that was killed together with its keeper may have left channels disabled, so they are
-            # enabled. On enabled channels this has no effect.
+            # The group's channels may still be disabled, if an earlier agent was killed together with its keeper (the
+            # process that enables channels when the agent dies). So they are enabled here; if they already are, this
+            # has no effect.
             with contextlib.suppress(WorkError):
                 machine.controls.enable(held.fd, [held.group])
         if key not in mine.gpu_of:

@@ -1,9 +1,16 @@
 """The keeper: a small process that lets tenants stopped by the agent run again if the agent dies or is suspended.
 
-Tenants' GPU work is stopped and resumed by their channel groups, which the GPU gives time slices to; the keeper has a
-copy of all groups. The agent starts it as `python -m cotenant.agent.slices.keeper FD`, where FD is a socket to the
-agent. Messages of the agent are JSON objects: first {"controls": RELEASE, "library"}; then {"hold": ID, "pid", "group",
-"slice_us"}, with a file of the driver, for a new group; {"drop": ID} when a group has ended; {} as heartbeat.
+The GPU gives time slices to channel groups. The agent stops a tenant's GPU work by disabling the channels of the
+tenant's groups, and resumes it by enabling them. The keeper knows all groups, so that it can enable them.
+
+The agent starts it as `python -m cotenant.agent.slices.keeper FD`, where FD is a socket to the agent. Each message of
+the agent is a JSON object with these keys:
+
+- `controls` (release of the driver) and `library` (path of the software GPU's library): the first message
+- `hold` (a number that the agent gives the group), `pid`, `group` (fields of ChannelGroup) and `slice_us`: a new group;
+  the message carries a descriptor of the driver file (/dev/nvidiactl) that controls the group
+- `drop` (the group's number): the group has ended
+- no key: a heartbeat
 
 The driver keeps a process's resources while a driver file of that process is open, so the keeper closes these files as
 soon as the process ends.
