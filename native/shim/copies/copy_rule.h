@@ -8,10 +8,10 @@
  * slice.
  *
  * When an idle queue starts to wait, its vruntime is clamped to within COPY_CREDIT_SLICES slices of the link's
- * clock, the smallest vruntime of the waiting queues. So an idle tenant has a bounded credit, and a tenant that
- * copied much while no other tenant waited has a bounded debt. The credit is so large because of programs that make one
- * copy after the other: their queue is idle between two copies, while the other tenants copy their slice and the chunks
- * that were already in flight.
+ * clock. The clock is the vruntime of the queue that copied last, and never decreases. So an idle tenant has a
+ * bounded credit, and a tenant that copied much while no other tenant waited has a bounded debt. The credit is so
+ * large because of programs that make one copy after the other: their queue is idle between two copies, while the
+ * other tenants copy their slice and the chunks that were already in flight.
  *
  * A test compares this rule with one in Python (copy_oracle.py).
  *

@@ -1,5 +1,5 @@
-"""Sends load to the OpenAI API with streamed answers: requests of given token counts, times of their first and last
-tokens.
+"""A load test of a server with the OpenAI API: sends requests with the token counts of a trace, and measures when the
+first and the last token of each streamed answer arrive.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ MOST_MADE = 256 << 20
 
 @dataclass(frozen=True)
 class OpenAiTest:
-    """Definition of a load test of the OpenAI API. `trace.models`: names that the server knows; `extra`: fields of
-    every request; `check`: answers must be those of a timed engine of the requested model. `clients`: a closed loop, in
-    which each model has so many requests in flight for `duration_s` seconds; the trace's times are ignored, its lengths
-    are used one after the other.
+    """Definition of a load test of the OpenAI API. `trace.models`: the models' names, as the server knows them;
+    `extra`: fields that are added to the body of every request; `check`: compare each answer with the only right one,
+    which a timed engine (`timed_llm`, a stand-in for a real engine) of the requested model would give.
+
+    `clients`: if this is 0, requests are sent at the times of the trace. Otherwise the test is a closed loop: each
+    model has this many requests in flight for `duration_s` seconds. Then the times of the trace are ignored, and its
+    token counts are used one after the other.
     """
 
     target: Target
@@ -51,8 +54,8 @@ class OpenAiTest:
 
 @dataclass(frozen=True)
 class OpenAiResult:
-    """Result of a load test of the OpenAI API. `test.trace`: the requests that were sent; `outcome`: outcome codes of
-    the sender's loop.
+    """Result of a load test of the OpenAI API. `test.trace`: the requests that were sent; `outcome`: how each of them
+    ended, as a code of `loadgen.loop` (OK, FULL, ...).
     """
 
     test: OpenAiTest

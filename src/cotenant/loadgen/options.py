@@ -17,8 +17,9 @@ from cotenant.workloads.requests.readers import FORMATS
 
 
 def parse_load_arrivals(text: str) -> Arrivals:
-    """Parse an arrival process in the forms of parse_arrivals, and two more for live load: closed (for a service
-    NAME=N, N clients that each wait for their answer; one client without N), and trace:FILE, whose format is detected.
+    """Parse an arrival process: one of the forms that parse_arrivals knows, or one of two more for live load. `closed`:
+    each client sends its next request when the previous one is answered; a service given as NAME=N has N clients, and
+    one given without a number has one. `trace:FILE`: the format of the file is detected.
     """
     if text == "closed":
         return Arrivals("closed")

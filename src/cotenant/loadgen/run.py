@@ -61,7 +61,10 @@ class LoadTest:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a sending process: requests sent and ended, by service (sent, ok, other, sum of ms, worst ms)."""
+    """Progress of a sending process at time `now_s`: how many requests it has sent, and how many of them are done.
+    `services` has for each service: requests sent, answered with a result, ended otherwise; and the sum and the
+    maximum, in ms, of the latencies of the requests that ended since the last report.
+    """
 
     now_s: float
     sent: int

@@ -19,8 +19,8 @@ PORTIONS = 5
 
 
 class Teller:
-    """Counts requests that ended since the last report. Counting takes one or two microseconds per request and delays
-    requests that are due, so it is done in small portions.
+    """Counts the requests of each service, and sums the latencies of those that ended since the last report. Counting
+    takes one or two microseconds per request and delays requests that are due, so it is done in small portions.
     """
 
     def __init__(self, write: Callable[[object], None], services: int) -> None:

@@ -4,21 +4,29 @@ A component (agent, server, fleet controller) describes its state by rows: (sect
 viewers, the feed collects all rows twice a second. It sends each viewer all rows once, and then only rows that have
 changed, so that a thousand idle tenants cost nothing.
 
-Sections and their fields (times in seconds, shares as fractions 0..1, memory in bytes; a field may be missing or null):
+Sections and their fields (times in seconds, shares as fractions 0..1, memory in bytes; a field may be missing or null;
+"words" are text for people):
 
-    sources    name, kind (agent, server, models, fleet), address, ok, note
-    gpus       node, index, model, memory_bytes, memory_used_bytes, holder, promised
-    shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, short_s,
-               memory_bytes, memory_limit_bytes, memory_by (what enforces the limit), sms (in words), state,
-               residency, holding, waiting, waited_s, turns, note, class (best-effort, latency-sensitive),
-               floor (held off, holds)
-    hours      minutes: for each minute of the last hour, oldest first, [due, received] of the share with this key, or
-               null
-    services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue, places, state,
+    sources    one row per component: name, kind (agent, server, models, fleet), address, ok, note
+    gpus       node, index, model, memory_bytes, memory_used_bytes, holder (the tenant whose turn it is),
+               promised (sum of the fractions that tenants are due)
+    shares     one row per tenant, service or job on a GPU: gpu (key of a GPU), tenant, kind (job, service, tenant),
+               mechanism, granted (fraction of the GPU that it is due), limit (fraction that it may use at most),
+               got (fraction that it has used lately), short_s (for how long it has got less than it is due),
+               memory_bytes, memory_limit_bytes, memory_by (what enforces that limit), sms (words), state,
+               residency (where its memory is, in words), holding (whether it has a turn), waiting (whether it waits
+               for one), waited_s, turns (number of its turns), note, class (best-effort, latency-sensitive),
+               floor (of a best-effort tenant: "held off" while its launches wait; of a latency-sensitive one: "holds"
+               while its work is active)
+    hours      minutes: for each minute of the last hour, oldest first, the fractions of the GPU [due, received] of the
+               share with this key, or null
+    services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped and failed (numbers of requests), queue (number of
+               waiting requests), places (the GPUs that it runs on, in words), state,
                part_of (the application of which the service is a stage)
-    models     state, gpu (key of a GPU), memory_bytes, queue, open, ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms,
-               tpot_slo_ms, attainment, switches, switch_s, failed, fault
-    jobs       name, state, reason, gpus, place, progress, waited_s, ran_s
+    models     state, gpu (key of a GPU), memory_bytes, queue (number of waiting requests), open (number of requests
+               that the program serves), ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms, tpot_slo_ms, attainment,
+               switches and switch_s (number and total time of starts, evictions, restores and stops), failed, fault
+    jobs       name, state, reason (of the state), gpus and place (words), progress (fraction done), waited_s, ran_s
     decisions  time_s (unix), source, text
     warnings   source, about, text
 """
@@ -35,7 +43,7 @@ SECTIONS = ("sources", "gpus", "shares", "hours", "services", "models", "jobs", 
 PERIOD_S = 0.5
 HEARTBEAT_S = 10.0
 PAUSE_EVERY = 50  # after this many rows the feed lets the event loop run, which also grants tenants their turns
-QUEUE = 8  # a viewer that has not read more than this many events gets all rows again instead
+QUEUE = 8  # if a viewer has this many unread events when the next one comes, it gets all rows again instead
 
 Row = tuple[str, str, dict[str, Any]]
 Build = Callable[[], AsyncIterator[Row]]

@@ -3,13 +3,17 @@ has the parameters.
 
 native/shim/copies/copy_rule.h implements the rule on a page that the tenants share. A queue's vruntime (virtual
 runtime) grows by the copied bytes divided by the weight, as in Linux's completely fair scheduler. The next chunk is
-that of the waiting queue with the least vruntime; queues of rank AHEAD come before all others. A queue may copy a slice
-at a time; it loses the rest if its vruntime exceeds the least one by a slice. A queue that starts to wait is clamped to
-within three slices of the link's clock. Formulas, with B the bytes copied, w the queue's weight, P the period, C the
-chunk, and the sum over the waiting queues:
+that of the waiting queue with the least vruntime; queues of rank AHEAD come before all others. A queue may copy several
+chunks in a row, its slice. It loses the rest of the slice when its vruntime exceeds the least one by more than the
+whole slice would add. When an idle queue starts to wait, its vruntime is changed, if necessary, so that it differs from
+the link's clock by no more than three slices would add.
 
-    after a copy:          vruntime += 16 B / w
-    slice of a queue:      slice = max(C, P w / sum of w)
+Formulas, with B the bytes copied, w the queue's weight, C the bytes of a chunk, P the period (the bytes that all
+waiting queues copy together in one round of slices), and the sum over the waiting queues. The factor 16 is arbitrary:
+vruntimes are integers, and it makes rounding errors small.
+
+    after a copy:           vruntime += 16 B / w
+    slice of a queue:       slice = max(C, P w / sum of w)
     when it starts to wait: |vruntime - clock| <= 3 * 16 slice / w
 
 Pinned and pageable memory have separate links: copies of pageable memory run at the speed of the processor, a tenth of
@@ -33,9 +37,12 @@ class CopySettings:
     """Parameters of the link's queues. Sizes are in bytes, times in nanoseconds.
 
     `always`: copies are scheduled on every GPU; otherwise only on GPUs where a tenant has a copy weight or rank AHEAD.
-    `alone_chunks`: number of chunks in a piece while no other tenant copies and none has rank AHEAD. `wait_lapse_ns`,
-    `slot_lapse_ns`: older claims are ignored, so a process that has ended delays others no longer than that; a tenant
-    without a copy for `slot_lapse_ns` counts as not copying.
+    `in_flight`: how many chunks of one rank may be in flight on a link; each claims one of the link's slots.
+    `alone_chunks`: number of chunks in a piece of a copy while no other tenant copies and none has rank AHEAD.
+
+    A process that has ended delays others only for a limited time: `wait_lapse_ns` after its last request, a queue no
+    longer counts as waiting; `slot_lapse_ns` after a chunk claimed a slot, the slot counts as free. A tenant without a
+    copy for `slot_lapse_ns` counts as not copying.
     """
 
     always: bool = False

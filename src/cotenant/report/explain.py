@@ -33,7 +33,9 @@ class Story:
 
     @property
     def title(self) -> str:
-        """Return a description of the job: "a under fifo + tune: res50, 4 GPUs, tenant vc1"."""
+        """Return a description of the job, such as "job7 under fifo + tune: res50, 4 GPUs, tenant vc1" for the job
+        job7.
+        """
         what = [str(self.facts["model"])] if self.facts.get("model") else []
         what.append(plural(self.facts["gpus"], "GPU"))
         if self.facts.get("tenant"):

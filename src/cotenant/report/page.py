@@ -298,8 +298,8 @@ def _table_heads(columns: list[Column], leads: set[str]) -> str:
 
 
 def conditions_html(runs: list[Run]) -> str:
-    """Return the conditions of the runs as HTML, for the end of the page: trace, cluster, options, seed, remarks of the
-    reader.
+    """Return the conditions of the runs as HTML, for the end of the page: trace, cluster, seed, options, what was left
+    out of the trace, and remarks from the reading of the trace.
     """
     blocks = []
     for run in runs:

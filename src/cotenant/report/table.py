@@ -32,8 +32,8 @@ class Column:
 
     @property
     def better(self) -> str:
-        """Return whether a larger or a smaller value of the column is better when runs are compared. None for
-        utilisation: of two runs of the same jobs, the one with slower jobs uses GPUs more.
+        """Return which value of the column is better when runs are compared: "higher", "lower" or "neither".
+        Utilisation has "neither", because a run in which the same jobs are slower uses the GPUs more.
         """
         return "neither" if self.key.startswith("utilisation.") else self.metric.better
 

@@ -1,8 +1,10 @@
-"""Frees PyTorch's cached memory before a tenant is evicted. The Python of a tenant started with --empty-cache loads it.
+"""Frees PyTorch's cached memory before a tenant is evicted. Python imports this module when it starts a program of a
+tenant that was started with --empty-cache.
 
-Eviction copies also blocks that PyTorch has freed but keeps in its cache. When the program has imported torch, this
-module calls torch.cuda.empty_cache after optimizer steps, in the program's own thread: after each step (`iteration`),
-or only after the last step before the tenant's turn on the GPU ends (`turn`).
+PyTorch keeps freed blocks of GPU memory in a cache, and an eviction would copy them, too. When the program has imported
+torch, this module calls torch.cuda.empty_cache after optimizer steps, in the program's own thread. COTENANT_EMPTY_CACHE
+says after which steps: after each one (`iteration`), or only after the last one before the tenant's turn on the GPU
+ends (`turn`).
 """
 
 from __future__ import annotations

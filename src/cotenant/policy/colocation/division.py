@@ -10,10 +10,11 @@ from fractions import Fraction
 from typing import TypeVar
 
 QUIET_NS = 50_000_000  # a process that has launched nothing for this long is idle
-# time between two updates of the division of the budget; work that was launched under the division before an update has
-# ended by the next update
+# Time between two updates of the division of the budget. It is so long that work launched before an update, under the
+# old division, has ended when the next update comes.
 LOOK_NS = 10_000_000
-# number of parts of a process that gets no part of the budget, so that it may launch only one kernel at a time
+# A process with the number of parts n may have 1 / n of the budget in flight. This number is so large that the process
+# gets no more than the 1 ns of share_ns, so it may launch only one kernel at a time.
 APART = 0xFFFFFFFF
 
 Key = TypeVar("Key")
@@ -21,7 +22,7 @@ Key = TypeVar("Key")
 
 def share_ns(budget_ns: int, parts: int) -> int:
     """Return the in-flight budget of a process that gets one of `parts` equal parts of `budget_ns`; floor_rule.h has
-    the same in C. At least 1 ns, because a launch that finds nothing in flight may always go.
+    the same rule in C. The result is at least 1 ns: a process may always launch a kernel when nothing is in flight.
     """
     return max(1, budget_ns // max(1, parts))
 

@@ -2,8 +2,9 @@
 
 After Synergy (OSDI'22, section 4.1): maximise the sum of normalised throughputs over the jobs that the ordering
 selects, limited only by the cluster's total CPU and memory, with no job below its proportional speed. Jobs of one
-demand type are equal, so the program decides how many jobs of a type get each point: it has tens of integer variables,
-whatever the number of jobs. Then jobs are placed as under `tune`: those that do not fit are reduced.
+demand type are equal, so the program decides how many jobs of a type get each level (amount of CPU and memory): it has
+tens of integer variables, whatever the number of jobs. Then jobs are placed as under `tune`: those that do not fit are
+reduced.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class LevelChooser:
         return int(np.argmax(self.demand.allowed[typ]))
 
     def _pareto(self, typ: int) -> Array:
-        """Return the levels of CPU and memory at which jobs of the type are not slower than at the proportional one,
-        without levels that need at least as much of both as another one that is at least as fast.
+        """Return the levels (amounts of CPU and memory) among which the program chooses for jobs of this type: those at
+        which the jobs are at least as fast as at the proportional level, and level DOWN. A level is left out if another
+        one that is at least as fast needs no more CPU and no more memory.
         """
         kind = self._reference(typ)
         speed = 1.0 / self.demand.amount["iteration_s"][:, typ, kind]

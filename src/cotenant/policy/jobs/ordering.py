@@ -52,7 +52,7 @@ class Context(NamedTuple):
     gittins_gpu_s: Array  # f8[S], increasing: attained GPU-seconds from which the index of the same position applies
     gittins_index: Array  # f8[S]: Gittins index of jobs with at least that attained service
     cluster_gpus: float
-    #: a job that has not run for longer than this many seconds gets a reservation; infinity: never
+    #: a job gets a reservation this many seconds after its last run, or after its arrival; infinity: no job gets one
     reserve_after_s: float
 
 
@@ -97,8 +97,8 @@ def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Deman
 
 @inner
 def rank(now: float, job: int, jobs: Array, context: Context) -> int:
-    """Return the number by which jobs are ordered before the key: the job's priority, or the highest one once it has
-    waited for longer than the reservation time.
+    """Return the number by which jobs are ordered before the key: the job's priority, or RESERVED_PRIORITY once the job
+    has waited for longer than `reserve_after_s` since its last run.
 
     A job that runs by its reservation ranks above those that still wait.
     """

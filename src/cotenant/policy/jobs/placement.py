@@ -38,8 +38,8 @@ def clear(alloc: Allocation, nodes: Array) -> None:
         alloc.free_kind[nodes[i].kind] += nodes[i].gpus
         alloc.bucket[nodes[i].gpus, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     for i in range(n, 64 * alloc.bucket.shape[1]):
-        # the bit set has space for more nodes than exist; with this bit set, a node that does not exist is not found by
-        # any search
+        # the bitmaps have bits for more nodes than exist; the surplus nodes count as nodes without a free GPU, so that
+        # no search finds them
         alloc.bucket[0, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     alloc.slots[:] = -1
     alloc.used[0] = 0
@@ -96,7 +96,9 @@ def lowest_bit(word: int) -> int:
 
 @inlined
 def fits(alloc: Allocation, demand: Demand, nodes: Array, node: int, typ: int, level: int) -> int:
-    """Return how many GPUs of one job of the type the node can take now; 0 or 1 for a fraction of a GPU."""
+    """Return how many GPUs the node can give to one job of this type now, at most as many as the job needs; for a job
+    on a fraction of a GPU, 1 if the node has space for it, otherwise 0.
+    """
     kind = nodes[node].kind
     if not demand.allowed[typ, kind]:
         return 0

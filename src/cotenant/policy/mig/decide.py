@@ -28,15 +28,16 @@ PLACEMENTS = ("least-loaded", "best-fit")
 
 @dataclass(frozen=True)
 class PartitionRules:
-    """Parameters of a partition policy. The default durations are those of the public controller on A100s.
+    """Parameters of a partition policy. The default durations are those of MISO's public controller (SoCC 2022) on
+    A100s.
 
     `reconfigure_s`: time to change instances or to switch to MPS; `profile_s`: duration of the MPS measurement (30 s,
-    or 3 x 10 s); `checkpoint_s`: time to save a job before it moves; launch times belong to the jobs. `horizon_s`:
-    expected life of a layout, within which a move must pay off. `profile_after_s`: a job is measured when it has run
-    that long and its GPU gets another job anyway, so short jobs are never measured; 0 measures every job that arrives
-    at a shared GPU. `profile_sole`: also measure a job that is alone. `disturb`: `moved` restarts only jobs whose
-    instance changes, `all` every job on the GPU, as the public controller does. `mps_jobs`: jobs per GPU under policy
-    mps. `overheads=False`: all durations are 0.
+    or 3 x 10 s); `checkpoint_s`: time to save a job before it moves. The time to launch a job is a property of the job.
+    `horizon_s`: expected life of a layout, within which a move must pay off. `profile_after_s`: a job is measured when
+    it has run that long and its GPU gets another job anyway, so short jobs are never measured; 0 measures every job
+    that arrives at a shared GPU. `profile_sole`: also measure a job that is alone. `disturb`: `moved` restarts only
+    jobs whose instance changes, `all` every job on the GPU, as MISO's controller does. `mps_jobs`: jobs per GPU under
+    policy mps. `overheads=False`: all durations are 0.
     """
 
     policy: str

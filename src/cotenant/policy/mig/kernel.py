@@ -56,10 +56,11 @@ def lattice(geo: Geometry) -> Lattice:
 
 @jit
 def charge_moves(cost: np.ndarray, sits: np.ndarray, stop: np.ndarray, throughput: bool) -> None:
-    """Add the downtime of a move to the cost of every placement except a job's present one (-1: none).
+    """Add the downtime of a move to the cost of every placement, except the one that the job has now.
 
-    stop: fraction of the horizon for which a move stops each job. A negative cost (speed) becomes smaller by it, a
-    positive one (1/speed) larger.
+    sits: index of each job's present placement; -1: it has none, so it does not move. stop: fraction of the horizon for
+    which a move stops each job. throughput: the costs are negative speeds, which get closer to 0; otherwise they are
+    1/speed, which gets larger.
     """
     for j in range(cost.shape[0]):
         if sits[j] < 0:

@@ -156,7 +156,7 @@ class ModelResidency:
         self.settings, self.rates = settings or ModelSettings(), rates or MoveRates()
         self.rows = {facts.name: ModelRow(facts, start_s=facts.start_s) for facts in models}
         self.wake_s = math.inf  # time at which `decide` must be called even if no event occurs
-        # names of all models that should be on a GPU but are not, and of models that no longer should be on one
+        # all models that should be on a GPU but are not; `_line` removes names for which this is no longer true
         self._away = {name for name, row in self.rows.items() if row.facts.kept}
         self._on: list[dict[str, ModelRow]] = [{} for _ in self.gpu_bytes]
         self._host_used = 0
@@ -246,7 +246,7 @@ class ModelResidency:
 
     @property
     def wanting(self) -> bool:
-        """Whether some model should be on a GPU but is not. If not, `decide` has nothing to do."""
+        """Whether a model may have to be brought to a GPU. If not, `decide` has nothing to do."""
         return bool(self._away)
 
     @property

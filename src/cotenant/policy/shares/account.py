@@ -146,7 +146,7 @@ class Account:
     idle_since_ns: int | None = None
     gap_ns: int = 0  # duration of the tenant's last idle time
     turn_start_ns: int | None = None  # start of the tenant's current turn; None: the tenant does not hold the GPU
-    # time since which other tenants have waited for the end of the tenant's current turn; None: no other tenant waits
+    # time from which the tenant's current turn is charged to it, because another tenant waits; None: none has waited
     contended_ns: int | None = None
     turns: int = 0
     held_ns: int = 0

@@ -20,8 +20,8 @@ from cotenant.policy.shares.turns import GpuTurns
 
 
 class NodeTurns:
-    """The turns of all GPUs of a node. Events name the GPU; the returned instructions may concern any GPU of the same
-    gang.
+    """The turns of all GPUs of a node. Each event names one GPU. If it concerns a gang (a tenant that holds several
+    GPUs together), the returned instructions may also be for the gang's other GPUs.
     """
 
     def __init__(self, gpus: Iterable[str], settings: QuotaSettings) -> None:

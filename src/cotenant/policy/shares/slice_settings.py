@@ -37,9 +37,10 @@ class SliceSettings:
     # empty
     first_period_ns: int = 12 * MS_NS
     # length of a period of the timetable, in which tenants run one at a time; beside a latency-sensitive tenant, the
-    # period is this long for each other tenant
+    # period is this long times the number of the other tenants that compete for the GPU
     period_ns: int = 100 * MS_NS
     # shortest turn of a tenant in a timetable; a tenant whose share is shorter has a turn only in some periods
     turn_ns: int = 5 * MS_NS
-    # if more of a tenant's runs per second end for lack of work, time slices alone do not give tenants their shares
+    # A run is a time in which the GPU runs one tenant without a switch. If more than this many runs of a tenant per
+    # second end because its queue is empty, and it gets less than its share, tenants are run one at a time.
     yields_per_s: float = 5.0

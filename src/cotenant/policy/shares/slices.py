@@ -3,10 +3,11 @@
 The GPU itself schedules channel groups: a group with work runs for its slice and is then preempted, even within a
 kernel; a group without work is skipped. If all tenants always have work queued, their shares are the ratios of their
 slices. But a program whose queue runs empty for a moment loses the rest of its slice, and a switch takes longer than a
-short kernel. Then the tenants run one at a time by a *timetable*: within each period, the channels of all but one are
-disabled. The same applies to tenants of several GPUs (gangs), and to all other tenants of a GPU with a
-latency-sensitive one; a limit is a timetable of one tenant. Periods begin at multiples of their length on the clock, so
-GPUs with the same tenants run the same tenant at a time.
+short kernel. Then the tenants run one at a time by a *timetable*: each has a part of every period, in which the
+channels of the others are disabled. The same applies to tenants of several GPUs (gangs), and to the tenants beside a
+latency-sensitive one. A limit is kept in the same way: the tenant's channels are enabled for only a part of every
+period. Periods begin at multiples of their length on the clock, so GPUs with the same tenants run the same one at any
+time.
 
 The caller passes times in nanoseconds; slices are in microseconds, the unit of the hardware.
 """
@@ -323,8 +324,8 @@ class GpuSlices:
         return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
 
     def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
-        """Correct the fraction of a period of the timetable in which a tenant with a limit may run. The limit, less
-        what the tenant has used above it, is divided by the fraction of that time in which the tenant uses the GPU."""
+        """Correct `duty`, the part of each period in which a tenant with a limit is enabled: the limit, lowered by what
+        the tenant has used above it, over the fraction of its enabled time in which it uses the GPU."""
         limit, settings = tenant.share.limit, self.settings
         if limit >= 1.0:
             return

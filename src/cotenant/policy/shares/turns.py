@@ -216,8 +216,8 @@ class GpuTurns:
         longer than other holders.
 
         A tenant that pauses briefly in each step would lose a whole turn to another tenant at every pause, and so would
-        not get its request. A tenant below its request therefore keeps the GPU through pauses as long as its last one,
-        if they are short.
+        not get its request. A tenant that has used less than its request and whose last pause was short therefore keeps
+        the GPU during a pause for up to one and a half times as long as the last one.
         """
         account = self.accounts[name]
         patience_ns = account.gap_ns + account.gap_ns // 2
@@ -264,7 +264,7 @@ class GpuTurns:
         challenger = self._line.best(now_ns, self.overrun)
         waited_for = challenger is not None or self.claim is not None
         if waited_for and turn.account.contended_ns is None:
-            # short pauses of other tenants do not make the holder's time free; only a longer time alone does
+            # the time before another tenant waits is charged to the holder, too, unless it exceeds the idle credit
             alone = now_ns - turn.start_ns > self.settings.idle_credit_ns
             turn.account.contended_ns = now_ns if alone else turn.start_ns
         given_up_ns = turn.given_up_ns(self.settings.stuck_ns)

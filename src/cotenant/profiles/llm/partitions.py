@@ -10,9 +10,9 @@ answer. The service's rate is in decoded tokens per second. Its longest cycle is
 TTFT; a prompt waits for the end of one step, and then takes one step or more.
 
 Times on a part of a GPU are measured there (row `MODEL@PARTITION` of a profile), or estimated from those of the whole
-GPU: work limited by arithmetic takes longer by the part of the SMs, work limited by memory by the part of the
-bandwidth. Parts without a MIG instance of their own are given only their part of the bandwidth, although more of it may
-be free: neighbours then cannot slow each other down.
+GPU: the time of work that is limited by arithmetic is divided by the part's fraction of the SMs, and that of work
+limited by memory by its fraction of the bandwidth. A part that is no MIG instance of its own is assumed to have only
+its fraction of the bandwidth, although more may be free, so that the estimate holds whatever its neighbours do.
 """
 
 from __future__ import annotations

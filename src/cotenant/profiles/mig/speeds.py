@@ -9,8 +9,8 @@ import numpy as np
 
 from cotenant.core.mig import Geometry
 
-# each further job on the GPU slows the others down by this factor: the co-location penalty of the controller of MISO
-# (SoCC 2022)
+# under MPS, n other jobs on the GPU divide a job's speed by 1 + this value x n; the value is the co-location penalty of
+# MISO's controller (SoCC 2022)
 MPS_PENALTY = 0.15
 
 

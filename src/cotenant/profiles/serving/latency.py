@@ -29,9 +29,9 @@ class Partition:
     """A size of gpulet: the `fraction` of the GPU's SMs that it has, and its `label` in files.
 
     `slots`: memory slots of the MIG instance that it is or is part of, `instance` the kind of that instance; 0 and ""
-    without MIG. `share`: its fraction of the instance, or of the GPU. `processes`: number of MPS processes of one model
-    that shared the instance evenly in the measurement; an instance of this size holds as many gpulets, all of one
-    service, and no others.
+    without MIG. `share`: its fraction of the instance, or of the GPU. `processes`: into how many gpulets of this size
+    an instance is divided, if above 1. Each gpulet is then an MPS process, and all are of one service, because the
+    latencies were measured with this number of processes of one model.
     """
 
     fraction: float

@@ -43,8 +43,9 @@ class Backend(ABC):
         """
 
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:  # noqa: B027 most models compute
-        """Wait if the batch must take longer. The worker calls this once per batch of `count` items before it sends the
-        results. `submitted_s`: monotonic time of the submission of the batch; `expected_ms`: its planned duration.
+        """Wait until the batch has taken as long as it should. Backends that compute need no wait; the backend `timed`
+        computes nothing and only takes the time. The worker calls this once per batch of `count` items before it sends
+        the results. `submitted_s`: monotonic time of the submission of the batch; `expected_ms`: its planned duration.
         """
 
     def resize(self, fraction: float) -> bool:

@@ -40,7 +40,7 @@ class ModelGpusEntry(Strict):
     """How models share a GPU. `time`: by turns; `slices`: by time slices of the hardware; `auto`: by slices if all
     models fit the GPU and it offers slices, otherwise by turns. `mps`: the programs work at the same time under one MPS
     server, which yields more tokens if a step does not fill the GPU, but a fault in one program can end the others.
-    Only with turns models are evicted to host memory; under `slices` and `mps` they are stopped instead."""
+    Models are evicted to host memory only if they take turns; under `slices` and `mps` they are stopped instead."""
 
 
 class ModelEntry(Strict):

@@ -49,8 +49,8 @@ class _Run:
     done: bool = False
 
     def withdraw(self) -> None:
-        """Called when the client of a run has disconnected. Withdraws one stage of the run, whose refusal ends the
-        whole run.
+        """Called when the client of a run has disconnected. Withdraws all stages that have been started; the first
+        refusal by one of them ends the run.
         """
         for withdraw in list(self.withdraws.values()):
             withdraw()

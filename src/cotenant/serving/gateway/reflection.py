@@ -42,7 +42,9 @@ _SIGNATURES = {"ModelStreamInfer": ("ModelInferRequest", "ModelStreamInferRespon
 
 
 def handlers(methods: Mapping[str, Handler], ready: Callable[[], bool]) -> dict[bytes, Handler]:
-    """Handlers by path. `methods`: those of the inference service, by name; `ready`: whether the server is ready."""
+    """Return the handlers by path. `methods`: the handlers of the inference service, by the method's name; `ready`:
+    whether the server is ready.
+    """
     health = protobuf.classes(HEALTH, _HEALTH, _STATUS)
     inference = SERVICE.strip("/")
     known = {"", inference, f"{HEALTH}.Health"}
@@ -78,7 +80,10 @@ def handlers(methods: Mapping[str, Handler], ready: Callable[[], bool]) -> dict[
 
 
 def _file(own: Mapping[str, Any], service: str, methods: Mapping[str, bool], prefix: str = "") -> Any:
-    """The descriptor of a table's messages with their service. `methods`: name -> whether it is a stream."""
+    """Return the file descriptor of message classes made by protobuf.classes, with a service added to it. `methods`:
+    name of each method of the service -> whether it is a stream; `prefix`: what the names of the methods' messages
+    begin with.
+    """
     from google.protobuf import descriptor_pb2
 
     file = descriptor_pb2.FileDescriptorProto()

@@ -42,8 +42,8 @@ class Gateway:
             return nothing
 
     def _classified(self, request: InferRequest, answer: InferAnswer) -> InferAnswer | Refusal:
-        """Return the answer, in which outputs for which the client requested classes have these classes instead of the
-        tensor.
+        """Return the answer. If the client requested classes for an output, the output has these classes instead of its
+        tensor. Returns a Refusal if an output cannot have classes.
         """
         loaded = self.admission.pool.loaded.get(request.model)
         labels = {} if loaded is None else loaded.info.labels

@@ -261,7 +261,7 @@ class Dispatch:
         try:
             await self._host.evict(name)
         except (InputError, WorkError) as error:
-            # otherwise the program has ended while it was being evicted or restored
+            # if the model is not LEAVING any more, its program has ended meanwhile, and nothing is left to stop
             if model.row.place is Place.LEAVING:
                 self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}")
                 await self._stop(model, gpu)

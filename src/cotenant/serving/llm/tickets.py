@@ -102,8 +102,8 @@ class Ticket:
     # ---- from the program ----
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Called with the head of the answer: if it is a stream, begin to forward it. Another answer is buffered, so
-        that the request can be tried again until the answer is complete.
+        """Called with the head of the answer. A stream is forwarded from now on. An answer that is not a stream is
+        buffered until it is complete, so that the request can be sent again if the program fails before.
         """
         self._status, self._headers = status, headers
         kind = next((value for name, value in headers if name == b"content-type"), b"")

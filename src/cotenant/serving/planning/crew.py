@@ -205,7 +205,7 @@ class Crew:
 
     def _match(self, plan: ServingPlan) -> tuple[list[Let], list[_New]]:
         """For each gpulet of the plan, find an existing gpulet that matches, or create a new worker."""
-        # a worker that has unloaded or outdated models is not reused, since their memory would not be freed
+        # a worker with a model that is outdated or no longer loaded is not reused: the model's memory would stay in use
         ready = {(name, self.models[name].generation) for name in self.ready_services()}
         free = [let for let in self.pool.lets if let.worker is not None and self._keys[let.worker] <= ready]
         lets: list[Let] = []

@@ -63,8 +63,8 @@ class Planner:
             known = {s.name for s in services}
             apps = [(app, x) for app, x in self.problem.applications if all(y.service.name in known for y in x)]
             true = [replace(s, rate_rps=rate) for s, rate in zip(services, rates, strict=True)]
-            # the problem is copied without calling its constructor, so that the copy has the same tables and other
-            # rates
+            # the packer is copied without calling its constructor: the copy shares the packer's tables, and its
+            # services get other rates
             rated = Packer.__new__(Packer)
             rated.__dict__.update(packer.__dict__)
             rated.services = true

@@ -126,7 +126,8 @@ class OneModel:
 
     async def run(self, batch: int) -> Sample:
         """Run a batch. Raises WorkError if the model fails."""
-        if self._ended:  # between two batches: no event would tell of it any more
+        # if the worker ended between two batches, `died` has been called already and would not end this batch's wait
+        if self._ended:
             raise WorkError(f"the worker of {self.name} {self._ended}")
         self._number += 1
         self._waiting = asyncio.get_running_loop().create_future()

@@ -25,9 +25,10 @@ STEPS = np.int64(7)  # number of bisection steps in a search for the largest req
 
 @bare
 def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
-    """Choose the batches of each GPU for its request rates times the largest factor at which batches exist that keep
-    all SLOs on all its gpulets (parts of the GPU). Then choose the batches of each gpulet for still higher rates, as
-    far as its neighbours allow. This is headroom for bursts; the assigned rates do not change.
+    """Choose batches that keep all SLOs even at higher request rates, as headroom for bursts; the assigned rates do not
+    change. First, all rates of a GPU are multiplied by one factor, the largest of `factors` for which such batches
+    exist. Then the rates of one gpulet (part of the GPU) after the other are multiplied by a further factor, as large
+    as the SLOs of its neighbours allow.
     """
     for g in range(A.shape[0]):
         copy_gpu(A, g, B, SLOT0)

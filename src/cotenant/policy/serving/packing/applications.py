@@ -31,8 +31,9 @@ def stage_name(application: str, stage: str) -> str:
 def stages(app: Application, profile: ServingProfile, rate_rps: float | None = None) -> list[Stage]:
     """Return the stages of an application, each after the stages that it waits for.
 
-    The SLO is divided by how long a batch of 32 (or the largest profiled) takes on a whole GPU: a stage gets `slo *
-    weight / (weight of the heaviest path through it)`, so no path of stages adds up to more than the SLO.
+    The SLO is divided among the stages. A stage's weight is the time that a batch of 32 requests (or the largest
+    profiled one) takes on a whole GPU, and the stage gets `slo * weight / (weight of the heaviest path through it)`. So
+    no path of stages adds up to more than the SLO.
     """
     order = app.order()
     weight = {s: _weight(profile, s) for s in order}

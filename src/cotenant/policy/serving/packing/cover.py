@@ -1,9 +1,9 @@
-"""Searches for GPU patterns (ways to divide a GPU among models) that together serve all request rates: an exact
-depth-first search that price bounds cut.
+"""Searches for GPU patterns (ways to divide a GPU among models) that together serve all request rates. The depth-first
+search is exact: it leaves out a branch only if a bound proves that the branch has no solution.
 
-A bound is a vector of prices for requests, together with its *worth*, the most that one GPU of each type can earn at
-these prices. If the value of the remaining demand exceeds the worth of the remaining GPUs, these GPUs cannot serve it,
-not even with parts of GPUs that several models share (see patterns).
+The bound is mostly a vector of prices, one for a request to each service, with its *worth*: the most that one GPU of
+each type can earn at these prices. If the value of the remaining demand exceeds the worth of the remaining GPUs, these
+GPUs cannot serve it, not even with parts of GPUs that several models share (see patterns.py).
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ class Proof:
 
 
 def rate_factor(table: CoverTable, rates: np.ndarray, counts: np.ndarray) -> float:
-    """Return the bound of the linear program over patterns (ways to divide a GPU) on the factor by which all rates can
-    be multiplied, from the best prices for exactly these rates.
+    """Return an upper bound on the factor by which all rates can be multiplied. For each GPU type, the dual of the
+    linear program over its patterns (ways to divide a GPU) gives the prices at which these rates are worth most. Each
+    such set of prices proves a bound (see patterns.py); the least one is returned.
     """
     best = math.inf
     for t in np.nonzero(counts)[0]:

@@ -130,8 +130,8 @@ class InstanceTable:
         return len(set(self.T.svc["group"][list(services)].tolist())) == 1 and self._memory_fits(i, services, 1)
 
     def _pairs(self, i: int) -> list[tuple[int, int, tuple[int, int], np.ndarray]]:
-        """Return, for each two services that can take turns: kind, partition, the services, and the pairs of requests/s
-        that they can reach and that no other pair exceeds in both.
+        """Return, for each two services that can take turns on an instance of kind i: the kind, the partition, the
+        services, and the pairs of requests/s that they can reach and that no other pair exceeds in both.
         """
         p, out = self.whole(i), []
         if p is None or self.T.seats < 2:
@@ -190,7 +190,9 @@ class InstanceTable:
         return float(self.T.size["whole"][self.kinds[i][0], self.parts(i)[0]])
 
     def _sets(self, i: int, rates: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
-        """Return sets of services whose whole request rates one instance of kind i serves in turns."""
+        """Return (partition, services) for sets of services that can take turns on one instance of kind i, so that the
+        instance serves the whole request rate of each of them.
+        """
         p = self.whole(i)
         if p is None:
             return []

@@ -1,5 +1,6 @@
-"""Replanning: the moves from one plan to the next, the numbering of GPUs by which least moves, and the fewest GPUs that
-suffice."""
+"""Replanning: lists the moves from one plan to the next, numbers the GPUs of a new plan so that as few gpulets as
+possible move, and finds the fewest GPUs that suffice.
+"""
 
 from __future__ import annotations
 

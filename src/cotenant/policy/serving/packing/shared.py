@@ -1,14 +1,18 @@
 """All GPU patterns whose gpulets may be shared by several models, and an exact search over them. A *pattern* divides
 one GPU into gpulets, its parts.
 
-SLOs leave few batch vectors for models that take turns (`2 * work <= SLO` of each), so all of them can be listed: each
-vector on each partition, alone on the GPU and beside each vector on another partition, under the interference that the
-two cause for each other. The undominated ones among them are all that a GPU can do.
+The models on a gpulet take turns in a cycle; a *batch vector* has each model's batch in it, and its *work* is the
+length of the cycle. Two cycles must fit into the SLO of each model (`2 * work <= SLO`), so few batch vectors are
+possible, and all can be listed: each vector on each partition, alone on the GPU and beside each vector on another
+partition, under the interference that the two cause for each other. Patterns are left out if another one serves at
+least as much of every service.
 
-The search is depth-first over GPUs. At each node prices bound what remains. Capacities are first limited to the
-remaining rates, since more is worth nothing, so the bound of the pattern LP is sharper than for rates in general. The
-prices are scaled so that all GPUs together earn at most 1, and a plan must earn the value of the rates. So a pattern is
-in no plan, and is removed, if it earns less than the best pattern of its GPU type by more than 1 minus that value.
+The search is depth-first over GPUs. At each node of the search tree, prices for requests bound what the remaining GPUs
+can serve. The capacities of the patterns are first limited to the remaining rates, since more is worth nothing; this
+makes the bound sharper than the bound for rates in general. The prices are scaled so that the best patterns on all GPUs
+together earn at most 1. Let V be the value of the remaining rates at these prices. A plan must earn V, so it may lose
+at most 1 - V against the best patterns. A pattern that alone loses more than that against the best one of its GPU type
+is in no plan, and is removed.
 """
 
 from __future__ import annotations
