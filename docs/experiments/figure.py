@@ -148,7 +148,7 @@ def svg(width: int, height: int, parts: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path, help="output of cotenant sweep --json")
-    parser.add_argument("--by", required=True, help="option on the axis, or several: split,ordering")
+    parser.add_argument("--by", required=True, help="swept option on the axis, or several, such as split,ordering")
     parser.add_argument("--axis", default="", help="title of a numeric axis; without it rows of dots are drawn")
     parser.add_argument("--svg", type=Path, help="where to write the picture")
     given = parser.parse_args()

@@ -1,6 +1,7 @@
 /* Declarations of scheduled copies that are shared by copies.c (the pending copies), paced.c (copies that wait in
  * their stream) and link.c (the copy page, and copies that wait on their thread). A *piece* is a part of a copy; it
- * runs when it has a slot on the copy page, or at once if the copy is a free_run. */
+ * runs when it has a slot on the copy page, or at once if the copy
+ * has the flag free_run. */
 #ifndef COTENANT_COPIES_H
 #define COTENANT_COPIES_H
 

@@ -56,7 +56,8 @@ def load(
     tolerance: Annotated[
         str,
         typer.Option(
-            help="End the search when met and missed factors differ by less than this.", rich_help_panel=SEARCH
+            help="End the search when the largest factor met and the smallest one missed differ by less than this.",
+            rich_help_panel=SEARCH,
         ),
     ] = "5%",
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Items per request.", rich_help_panel=WIRE)] = 1,

@@ -40,7 +40,8 @@ def load(
     tolerance: Annotated[
         str,
         typer.Option(
-            help="End the search when met and missed factors differ by less than this.", rich_help_panel=SEARCH
+            help="End the search when the largest factor met and the smallest one missed differ by less than this.",
+            rich_help_panel=SEARCH,
         ),
     ] = "5%",
     endpoint: Annotated[str, typer.Option(help="chat or completions.")] = "chat",

@@ -49,7 +49,10 @@ def plan_parts(
         gpus = "1 GPU does" if most_gpus == 1 else f"{most_gpus} GPUs do"
         raise WorkError(f"{gpus} not serve all requests of {of}: {', '.join(left)}")
     if not content["holds"]:
-        raise WorkError(f"in simulation some models stay below {target:.1%}; allow more GPUs or relax their SLOs")
+        raise WorkError(
+            f"in simulation some models have less than {target:.1%} of their requests in time; allow more GPUs or "
+            "relax their SLOs"
+        )
 
 
 def _measured(specs: Sequence[str]) -> dict[str, dict[str, StepTimes]]:

@@ -1,4 +1,4 @@
-"""Kinds of events in a record, and their reasons. Compiled kernels write these numbers."""
+"""Kinds of events in a record, and their reasons. The numbers are fixed: the simulator's compiled code writes them."""
 
 from __future__ import annotations
 

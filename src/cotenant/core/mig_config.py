@@ -108,7 +108,7 @@ def _rule(row: Any, where: str) -> Rule:
         raise InputError(f"unknown field {min(map(str, unknown))!r}; known: {', '.join(KEYS)}", field=where)
     devices, enabled, counts = row.get("devices"), row.get("mig-enabled"), row.get("mig-devices") or {}
     if devices != "all" and not (isinstance(devices, list) and _all_whole(devices)):
-        raise InputError(f"is {devices!r}, not all or a list of GPU indices", field=f"{where}.devices")
+        raise InputError(f"is {devices!r}; must be all, or a list of GPU indices", field=f"{where}.devices")
     if not isinstance(enabled, bool):
         raise InputError(f"is {enabled!r}, not true or false", field=f"{where}.mig-enabled")
     if not isinstance(counts, dict) or not _all_whole(counts.values()):

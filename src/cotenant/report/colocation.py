@@ -119,7 +119,10 @@ def notes(rows: Rows) -> list[str]:
         more = f" Distinguishing an attainment of 99 % from 99.5 % takes {need:,}." if least < need else ""
         said.append(f"Each line has at least {least:,} requests.{rough}{more}")
     if any(row["be_over_left"] > OVER for row in every):
-        said.append("Over 100 % of the time that LS leaves: BE also ran while LS ran, or the GPU's clock was higher.")
+        said.append(
+            "Where BE has over 100 % of the time that LS leaves, it also ran while LS ran, or the GPU's clock was "
+            "higher than while BE was alone."
+        )
     return said + _paused(rows)
 
 

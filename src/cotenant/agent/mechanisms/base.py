@@ -149,8 +149,8 @@ class Mechanism:
         """Free the share of a server's worker that has ended."""
 
     async def watch(self, lost: Callable[[str, str], None]) -> None:
-        """Call `lost` with a GPU's UUID and a sentence when tenants lose that GPU. Runs until cancelled, or returns if
-        that cannot happen.
+        """Call `lost` with a GPU's UUID and a sentence when tenants lose that GPU. Runs until cancelled. If tenants of
+        this mechanism cannot lose a GPU, it returns.
         """
 
     def close(self) -> None:

@@ -80,7 +80,8 @@ class SpaceMaker:
     ) -> str | None:
         """Call `attempt` until it returns no error, `worth_it` returns False, or `patience_s` has passed; returns its
         last error. `hold_off`: meanwhile, suspend every swappable tenant, except `tenant`, that has a turn on the GPU.
-        `tenant` waits for space, not for a turn, so without the suspension that turn might never end.
+        A turn may go on for as long as no other tenant waits for a turn. `tenant` waits for space instead, so without
+        the suspension the turn of another tenant might never end.
         """
         held_off = set[str]()
         deadline = time.monotonic() + patience_s

@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POLL_S = 0.05  # interval between two polls of the nodes while there are few attempts to run jobs
-POLL_MANY_S = 0.2  # interval between two polls from MANY attempts on
+POLL_MANY_S = 0.2  # interval between two polls if there are MANY attempts or more
 POLL_IDLE_S = 1.0
 MANY = 64
 FAULT_PAUSE_S = 1.0

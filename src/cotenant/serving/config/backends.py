@@ -42,7 +42,7 @@ def check(name: str, field: str = "backend") -> str:
 
 
 def files() -> str:
-    """All files that backends run, as text."""
+    """Return the names of all model files that backends can run, separated by commas."""
     return ", ".join(file for row in BACKENDS.values() for file in row.files)
 
 

@@ -152,7 +152,7 @@ class Packer:
         spec = replace(PLANNERS["temporal"], name=self.spec.name, rules=replace(rules, whole_only=True))
         try:
             return Packer(spec, self.gpus, self.services)
-        except InputError:  # no whole GPU keeps an SLO, or the profile has no whole GPUs
+        except InputError:  # a whole GPU is too slow for an SLO, or the profile has no whole GPUs
             return None
 
     def _decide(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:

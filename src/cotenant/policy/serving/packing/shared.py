@@ -210,8 +210,9 @@ class _Search:
             np.zeros(services + types, bool), maximise=True, time_limit_s=60.0,
         )  # fmt: skip
         price = np.zeros(services) if found.x is None else np.maximum(found.x[:services], 0.0)
-        # a pattern's value is its capacities x the prices; weak duality holds for any prices, if each GPU type has the
-        # value of its best pattern
+        # The value of a pattern is the sum of its capacities, each times the price of its service. If the price of a
+        # GPU type is the value of its best pattern, these prices are feasible for the dual problem, so by weak duality
+        # they bound what any plan can serve.
         earned = caps @ price
         worth = np.array([earned[kind == t].max(initial=0.0) for t in range(types)])
         # the last operand avoids a division by 0 if all patterns have the value 0
