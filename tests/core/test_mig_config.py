@@ -109,7 +109,7 @@ def test_modes_devices_and_ids_as_they_are_written(tmp_path: Path) -> None:
         ("version: v2\nmig-configs: {}\n", "config.yaml, line 1, .*is 'v2'; only v1 is supported"),
         ("version: v1\n", "needs at least one list"),
         ("version: v1\nmig-configs: {a: []}\n", "a: needs at least one rule"),
-        ("version: v1\nmig-configs:\n  a:\n  - {devices: some, mig-enabled: true}\n", "line 4, .*is 'some', not all"),
+        ("version: v1\nmig-configs:\n  a:\n  - {devices: some, mig-enabled: true}\n", "line 4, .*is 'some'; must be"),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: [-1], mig-enabled: true}\n", "must be all, or a list"),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: 1}\n", "is 1, not true or false"),
         ("version: v1\nmig-configs:\n  a:\n  - {devices: all}\n", "is None, not true or false"),
