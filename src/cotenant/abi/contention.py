@@ -38,8 +38,8 @@ FILL_MEMORY_PERMILLE = 800
 # times as long instead of 1.34
 REACH_MEMORY_PERMILLE = 335
 TIME_SLICE_NS = 2000000  # without MPS, one process runs at a time: for this long if another process waits
-# time of a switch between processes without MPS: beside equal work, the median latency of a latency-sensitive service
-# is 0.06 to 0.11 ms longer than with MPS (H200)
+# time of a switch between processes without MPS. Beside the same best-effort work, the median latency of a
+# latency-sensitive service is 0.06 to 0.11 ms longer without MPS than with it (H200)
 SWITCH_NS = 85000
 LAUNCH_NS = 5000  # time from the host's launch call to the start of the kernel on the GPU
 NOTICE_NS = 3000  # time from the end of a kernel on the GPU until a polling host sees it

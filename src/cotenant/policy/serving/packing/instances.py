@@ -1,16 +1,17 @@
 """Finds the fewest GPUs divided into MIG instances: an integer program over the contents of instances and the layouts
 of GPUs.
 
-A column is one instance with its contents and the requests/s that each service gets from it. Contents are one service,
-on one or several processes or on two parts of the instance's SMs, or several services that take turns in one process. A
-layout is a set of instances that fits one GPU. With x instances of each column and y GPUs of each layout:
+A column is one instance with its contents and the requests/s that each service gets from it. Contents are one service
+on one or several processes, two processes that each have a part of the instance's SMs (and may serve different
+services), or several services that take turns in one process. A layout is a set of instances that fits one GPU. With x
+instances of each column and y GPUs of each layout:
 
     minimise sum(y) such that
     for each service: sum over columns of (capacity * x) >= rate
     for each kind of instance: sum of x over its columns <= sum over layouts of (number of such instances * y)
 
-Instances do not slow each other down, so columns are independent. The linear relaxation over columns of one service
-bounds every plan, also those in which services take turns, for the reason given in `patterns`.
+Instances do not slow each other down, so columns are independent. The linear relaxation over the columns in which no
+services take turns bounds every plan, also those in which services do, for the reason given in `patterns`.
 """
 
 from __future__ import annotations
