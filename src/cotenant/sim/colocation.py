@@ -61,7 +61,9 @@ class _Running:
     work: KernelWork
     need: float
     left_ns: float
-    alone: float  # duration of the kernel alone on the whole GPU, divided by its duration here
+    # the kernel's duration alone on the whole GPU, divided by its simulated duration before slowdown by other kernels
+    # (on its share of the SMs, with its event and delays)
+    alone: float
 
     def delay(self, by_ns: int) -> None:
         """Extend the run of the kernel on the GPU by `by_ns` nanoseconds."""
@@ -146,8 +148,8 @@ class ColocationEngine:
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
     def _submit(self, owner: int, work: KernelWork, event_ns: int = 0) -> None:
-        """Queue a kernel. `event_ns`: for how long the event that is recorded after the kernel occupies the GPU; 0
-        without an event (see `_event`).
+        """Queue a kernel. An event may be recorded after the kernel, so that its end is noticed; `event_ns` is the GPU
+        time that this event takes, and 0 without an event (see `_event`).
         """
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
@@ -161,9 +163,10 @@ class ColocationEngine:
         self._submit(BE, work, event_ns)
 
     def _event(self, work: KernelWork) -> int:
-        """Return for how long, in ns, the event that is recorded after this BE kernel occupies the GPU; 0 without an
-        event. From events the BE launch rule learns that kernels have ended. Rule FREE records none, TIDAL one per
-        EVENT_INTERVAL_NS of work, and any other rule one after each kernel."""
+        """Return the GPU time in ns of the event that follows this BE kernel, or 0 if no event follows it. From events
+        the BE launch rule learns that kernels have ended. Rule FREE records no events, TIDAL one per EVENT_INTERVAL_NS
+        of work, and any other rule one after each kernel.
+        """
         if self.scheme.rule is RuleKind.FREE:
             return 0
         self._unchecked_ns += work.duration_ns
@@ -230,8 +233,8 @@ class ColocationEngine:
         self._be_host()
 
     def _ls_class(self) -> WorkClass:
-        """Return the work class that the latency-sensitive service reports: under orion that of its running kernel,
-        otherwise only that it is active.
+        """Return the work class that the latency-sensitive service reports. It is NONE while the service has no work.
+        While it is active, it is the work class of its running kernel under rule ORION, and UNKNOWN under other rules.
         """
         if self._active_since is None:
             return WorkClass.NONE

@@ -1,5 +1,6 @@
-"""Imitates control groups (cgroup version 2), with or without the dmem controller, in an ordinary folder: the kernel's
-part of memory limits on a machine with driver 615. The software GPU's driver (native/softgpu/limits.c) reads its files.
+"""Imitates control groups (cgroup version 2), with or without the dmem controller, in an ordinary folder. Driver 615
+and the kernel limit GPU memory by control group; this module does the kernel's part of that for the software GPU, whose
+driver (native/softgpu/limits.c) reads the folder's files.
 
 The environment variable COTENANT_SOFTGPU_CGROUPS names the folder. As in the kernel, other processes see each change
 completely or not at all: a file is replaced by a rename, and a lock on the folder is held for changes and searches.
@@ -204,7 +205,8 @@ def _alive(pid: int) -> bool:
     return _stat(pid)[0] not in "ZX"
 
 
-# run as a program, this module creates a tree by hand; the variable COTENANT_SOFTGPU_CGROUPS can then name its folder
+# As a program, this module creates a new tree in a folder, for use outside tests. The variable
+# COTENANT_SOFTGPU_CGROUPS can then name that folder.
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[2] not in ("dmem", "misc"):
         sys.exit("usage: python -m cotenant.softgpu.cgroups FOLDER dmem|misc")

@@ -97,8 +97,8 @@ class World:
     """The state of one MPS control daemon."""
 
     def __init__(self, sms: dict[str, int], release: int, uid: int, *, multiuser: bool = False, pipe: str = "") -> None:
-        """Create the state of a daemon without servers. `sms`: SMs of each GPU of the node by UUID. `pipe`: the
-        daemon's folder, as lists show it.
+        """Create the state of a daemon without servers. `sms`: SMs of each GPU of the node by UUID. `pipe`: path of
+        the daemon's pipe folder, which `server list` and `namespace list` show.
         """
         self.sms, self.release, self.uid, self.multiuser = sms, release, uid, multiuser
         self.servers: dict[str, Server] = {}

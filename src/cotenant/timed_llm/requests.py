@@ -11,7 +11,9 @@ from cotenant.workloads.llm.text import count_tokens, digest, prompt_of
 
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 DEFAULT_TOKENS = {CHAT: 64, COMPLETION: 16}  # value of max_tokens if a request does not state one
-STOP_TOKENS = 32  # length of a chat answer if the request does not state max_tokens; it ends with finish_reason stop
+# If a chat request does not state max_tokens, its answer ends after this many tokens with finish_reason stop, before it
+# reaches the default of max_tokens.
+STOP_TOKENS = 32
 DIMENSIONS = 64
 
 

@@ -12,8 +12,8 @@ from cotenant.training.sources import IterableSource, SequenceSource, Source
 
 def find_source(loader: Any, most_workers: int = 16) -> Source:
     """Return the source of batches for a loader, which is a torch DataLoader, a sequence, an iterable, or a function
-    from the epoch to an iterable. `most_workers`: most worker processes of a DataLoader. Raises InputError for other
-    objects.
+    from the epoch to an iterable. Raises InputError for other objects. `most_workers`: largest number of worker
+    processes that a DataLoader gets if the job's cores are known.
     """
     data = sys.modules.get("torch.utils.data")
     if data is not None and isinstance(loader, data.DataLoader):

@@ -46,7 +46,8 @@ class Pace:
 
     def at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> float:
         """Return the seconds per iteration with these cores and this memory. The speed is interpolated bilinearly in
-        the table, and constant outside; below the first core count it is proportional to the cores.
+        the table. Outside the table the nearest row or column counts, and below the first core count the speed is also
+        scaled in proportion to the cores.
         """
         i, u = _cell(self._cpus, cpus_per_gpu)
         j, v = _cell(self._memory, memory_gb_per_gpu)
@@ -156,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _gpus_here() -> float:
-    """Return the number of GPUs of this process, from the environment variable, which has their number or their names.
+    """Return the number of GPUs of this process. The environment variable COTENANT_GPUS states this number, or lists
+    the GPUs' names, which are then counted. Without the variable it is 1.
     """
     text = os.environ.get(GPUS_ENV, "")
     try:

@@ -1,5 +1,5 @@
-"""Source of batches from a PyTorch DataLoader: a new loader with its dataset, sampler and settings that can begin at
-any batch.
+"""Source of batches from a PyTorch DataLoader. For a dataset whose samples are read by index, it makes a new DataLoader
+that can begin an epoch at any batch, with the dataset, sampler and settings of the user's DataLoader.
 """
 
 from __future__ import annotations

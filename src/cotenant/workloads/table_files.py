@@ -86,8 +86,9 @@ SWF = """awk 'BEGIN{print "id,arrival_s,gpus,duration_s"} !/^;/&&$4>0&&$5>0{prin
 
 
 def _check_separator(path: Path, first: list[str]) -> None:
-    """Raise OtherFormatError, with a command that converts the file if there is one, if the first row is not separated
-    by commas."""
+    """Raise OtherFormatError if the cells of the first row are not separated by commas. If a command can convert
+    the file, the message contains it.
+    """
     line = ",".join(first)
     source, target = shlex.quote(path.name), shlex.quote(f"{path.stem}-commas.csv")
     # the line is a comment; files in SWF, the Standard Workload Format, begin with comments about the cluster

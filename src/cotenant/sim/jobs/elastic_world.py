@@ -230,8 +230,9 @@ def _demand(
 
 
 def _beside(bases: list[Base], profiles: ElasticProfiles, models: tuple[str, ...]) -> Floats:
-    """Return [B, B, G]: the measured fraction of its full speed that a single-GPU job keeps on one GPU with another
-    one; 0 where it was not measured."""
+    """Return [B, B, G]: the measured fraction of its full speed that a single-GPU job of the first base keeps when it
+    shares a GPU with a job of the second base; 0 where it was not measured.
+    """
     table = np.zeros((len(bases), len(bases), len(models)))
     for g, gpu in enumerate(models):
         measured = profiles.beside.get(gpu, {})

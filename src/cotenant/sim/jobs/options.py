@@ -44,8 +44,8 @@ class TrainingConfig(BaseModel):
     trace_gpu: str | None = None
     record: Recorded = "auto"
     skip_too_large: bool = False
-    # (first, end): the record's figures about jobs refer only to the jobs first to end - 1, numbered from 0 in order of
-    # arrival; None: to all jobs
+    # (first, end): the record's figures about jobs cover only the jobs whose number is at least `first` and below
+    # `end`; jobs are numbered from 0 in order of arrival. None: all jobs.
     measure: tuple[int, int] | None = None
 
     @field_validator("lease", "restart_cost", "checkpoint_cost", "reserve_after", "solver_limit", mode="before")

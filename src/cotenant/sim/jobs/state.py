@@ -55,8 +55,8 @@ class Options(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The state of a simulated run that changes, in addition to the jobs. There are J jobs and E entries of
-    allocations.
+    """The part of a simulated run's state that changes during the run, besides `World.jobs`. There are J jobs and E
+    entries of allocations.
     """
 
     job: Array  #: PROGRESS[J]
@@ -101,7 +101,7 @@ def make_progress(jobs: int) -> Array:
 
 
 def make_run(jobs: int, entries: int) -> Run:
-    """Return the changing state of a simulated run, before its start."""
+    """Return the state of a run that changes during the run, as it is before the start."""
     return Run(
         job=make_progress(jobs),
         order=np.zeros(jobs, np.int64),

@@ -67,8 +67,8 @@ def simulate(
 ) -> tuple[Record, Outcome]:
     """Run the trace on the cluster with these options. The record is written to folder `out`, or kept in memory.
     `on_ready()` is called once the input is valid, before long computations. `more_options` are added to the policy's
-    options in the record (such as the load for which a sweep generated the trace). `launch_s`: for each job, the time
-    of its first start."""
+    options in the record (such as the load for which a sweep generated the trace). `launch_s`: for each job, how many
+    seconds its first start takes before any work is done."""
     known = profiles or load_profiles(config.profiles)
     policy = policy_of(config, known)
     if config.skip_too_large:

@@ -1,4 +1,6 @@
-"""Plans of language models on parts of GPUs (MIG instances, parts of SMs, turns), verified by simulated requests."""
+"""Plans of language models on parts of GPUs, verified by simulated requests. A part is a MIG instance or a fraction of
+the SMs; models on one part take turns.
+"""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class Running:
 
 
 class SharedGpu:
-    """The steps (iterations of models' batches) that run on a GPU. `conserving`: concurrent steps run at speeds in
-    proportion to their weights, best-effort steps only while no latency-sensitive step runs. `fixed`: each step runs at
-    the speed of its weight, as on a fixed fraction of the SMs.
+    """The steps (iterations of models' batches) that run on a GPU. `conserving`: concurrent steps divide the GPU's
+    speed in proportion to their weights, and best-effort steps run only while no latency-sensitive step does. `fixed`:
+    a step's weight is its fraction of full speed, whatever else runs, as on a fixed fraction of the SMs.
     """
 
     def __init__(self, sharing: str = "conserving") -> None:

@@ -1,5 +1,5 @@
-"""Runs a partition policy: its input is a trace and a cluster, its output a record with the result keys of every
-simulation."""
+"""Runs a partition policy: its input is a trace and a cluster, its output a record in the schema
+of all runs."""
 
 from __future__ import annotations
 
@@ -75,8 +75,9 @@ def cluster_geometry(cluster: Cluster, *, double_memory: bool | None = None) -> 
 
 
 def mig_jobs(trace: Trace, geo: Geometry, *, default_profile: str | None = None) -> MigJobs:
-    """Return the speeds of a trace's jobs on a geometry: by job if the trace has latencies, otherwise by model from the
-    table."""
+    """Return the speeds of a trace's jobs on a geometry. If the trace has latencies, a job's own are used; otherwise
+    those of the job's model in the table of measured workloads (profiles/mig/workloads.py).
+    """
     jobs, n = trace.jobs, len(trace.jobs)
     own = read_latencies(trace.source.removeprefix("miso:")) if trace.source.startswith("miso:") else None
     base = own.measured_on if own else measured_geometry()

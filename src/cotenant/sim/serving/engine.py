@@ -230,8 +230,8 @@ def _reserve(desk: Desk, children: Sequence[int], roots: np.ndarray) -> int:
 
 
 def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
-    """Return an upper bound of the number of requests of closed-loop clients: what all services can run on all their
-    gpulets (parts of GPUs), and one retry per SLO after dropped requests.
+    """Return an upper bound of the number of requests of closed-loop clients: all that the gpulets (parts of GPUs) can
+    run in the simulated time, and for each client one retry of a dropped request per SLO (1 ms without an SLO).
     """
     if len(clients) == 0:
         return 0

@@ -23,10 +23,10 @@ RECORD = np.dtype(
      ("arrived", "f8"), ("started", "f8"), ("finished", "f8"), ("deadline", "f8")],
     align=True,
 )  # fmt: skip
-# The role of a service as a stage of an application. app: the application, or -1 for an independent service; budget: ms
-# from the arrival of the request (of a stage: that to the application) to the deadline; parents: number of stages for
-# which this stage waits; local: its number within the application; child, children: the stages that wait for it are
-# entries child..child+children of Run.children.
+# The role of a service as a stage of an application. app: the application, or -1 for an independent service; budget:
+# ms until the deadline, counted from the arrival of the request at the service, or at the application if the service
+# is a stage of one; parents: number of stages for which this stage waits; local: its number within the application;
+# child, children: the stages that wait for it are the entries child to child + children - 1 of Run.children.
 STAGE = np.dtype(
     [("app", "i8"), ("budget", "f8"), ("parents", "i8"), ("local", "i8"), ("child", "i8"), ("children", "i8")],
     align=True,

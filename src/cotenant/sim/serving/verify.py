@@ -21,7 +21,9 @@ from cotenant.workloads.requests.arrivals import Arrivals
 
 GROWTH = 1.12
 ROUNDS = 24
-REQUESTS = 4000  # the service with the lowest rate gets this many requests, so 1 % of late requests are 40 requests
+# The simulated time is such that the service with the lowest rate gets this many requests, of which 1 % are 40; but it
+# is at least SHORTEST_S and at most LONGEST_S.
+REQUESTS = 4000
 SHORTEST_S, LONGEST_S = 30.0, 600.0
 
 

@@ -1,8 +1,8 @@
 """Simulates turns (time slices) of tenants whose memory is moved between the GPU and the host: a turn begins only when
 the policy's moves of memory have been carried out, at given rates.
 
-It uses the same policy objects as the agent: policy/shares for turns, policy/residency for which tenants' memory is on
-the GPU.
+It uses the same policy objects as the agent: those in policy/shares grant the turns, and those in policy/residency
+choose the tenants whose memory is on the GPU.
 """
 
 from __future__ import annotations

@@ -83,7 +83,9 @@ class SliceResult:
 
 
 class SliceEngine:
-    """Simulates tenants under the policy GpuSlices. `classes`: the work classes of tenants that are not normal."""
+    """Simulates tenants under the policy GpuSlices. `classes` maps a tenant's name to its work class; a tenant that is
+    not in it has the work class "normal".
+    """
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Parses the value of --cluster: 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, alibaba-spot:NODES.csv,
-tiresias:FILE.csv."""
+"""Parses the value of --cluster: NODESxGPUS such as 16x8 (16 nodes with 8 GPUs each), FILE.yaml, synergy-ini:FILE,
+openb:NODES.csv, alibaba-spot:NODES.csv, tiresias:FILE.csv."""
 
 from __future__ import annotations
 
@@ -163,7 +163,9 @@ def _leave_out_without_gpus(table: Table, field: str, notes: list[str]) -> None:
 
 
 def _grouped(table: Table, count: str, model: str, cpus: Floats, memory: Floats, wishes: NodeOptions) -> Cluster:
-    """Combine equal nodes into groups. `count` and `model` are the columns with a node's number and model of GPUs."""
+    """Combine equal nodes into groups. `count` and `model` are the names of the columns of `table` that state how many
+    GPUs a node has, and their model.
+    """
     rows = zip(
         table.numbers(count).tolist(), table.texts(model).tolist(), cpus.tolist(), memory.tolist(), strict=True
     )  # fmt: skip

@@ -109,9 +109,10 @@ def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
 
     poisson: exponential gaps. static: all jobs arrive at time 0. bursty and lognormal: Gamma and lognormal gaps whose
     standard deviation is CV times their mean. hyperexp: each gap is exponential with one of the means, chosen by the
-    shares; all means are scaled to the rate, and gaps with the same mean come in runs of RUN on average (geometric;
-    1, the default: independent gaps). trace: the arrivals of F, which `empirical` reads, scaled to the rate (NaN:
-    unscaled) and repeated if F has fewer. With random gaps the first job arrives after one gap.
+    shares; all means are scaled to the rate. Gaps with the same mean come in runs, whose lengths are geometrically
+    distributed with mean RUN; without RUN it is 1, and gaps are independent. trace: the arrivals of F, which
+    `empirical` reads, scaled to the rate (NaN: unscaled) and repeated if F has fewer than n. With random gaps the first
+    job arrives after one gap.
     """
     kind, _, rest = text.partition(":")
     if text == "poisson":
@@ -190,8 +191,9 @@ def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
 
 
 def _phase_of_each(rng: np.random.Generator, n: int, shares: Floats, runs: Floats) -> Ints:
-    """Draw the phase of each of n gaps between arrivals, in runs of geometric length. Phases of runs are drawn by share
-    / mean run, so that gaps have the shares.
+    """Draw the phase (the index of a mean) of each of n gaps between arrivals. Successive gaps of one phase form runs
+    of random, geometrically distributed length. The phase of a run is drawn with a probability in proportion to the
+    phase's share divided by its mean run length, so that each phase's fraction of the gaps is its share.
     """
     by_run = shares / runs / (shares / runs).sum()
     index = np.arange(len(shares), dtype=np.float64)

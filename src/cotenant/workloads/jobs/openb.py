@@ -1,8 +1,8 @@
 """Reads the trace of Alibaba's GPU-sharing cluster of 2023 (openb): pods with cpu_milli, memory_mib, num_gpu,
 gpu_milli, gpu_spec, qos, pod_phase and creation, deletion and scheduling times in seconds.
 
-A pod on one GPU requests gpu_milli thousandths of it; a pod on several requests whole GPUs. A pod runs from
-scheduled_time to deletion_time, whatever its last phase. The quality-of-service class is used as the tenant.
+A pod with one GPU requests gpu_milli thousandths of that GPU; a pod with several GPUs requests each as a whole. A pod
+runs from scheduled_time to deletion_time, whatever its last phase. The quality-of-service class is used as the tenant.
 """
 
 from __future__ import annotations

@@ -117,9 +117,11 @@ _PHILLY_MANY_S = (
     2710000,
     2750000,
 )
-# Shares [%], means [s] and lengths of runs of the phases of the gaps. Three phases were fitted by maximum likelihood.
-# The fourth, for hours without arrivals, gives the gaps the mean (126.37 s) and the CV (14.09) of the trace; the
-# lengths of runs reproduce its variation between minutes and between hours.
+# The gaps between arrivals in the Philly trace are drawn from several exponential distributions (phases). Of each
+# phase: its share of the gaps [%], the mean gap [s], and the mean number of successive gaps in that phase (a run; 1 if
+# left out). Three phases were fitted by maximum likelihood. The fourth, for hours without arrivals, gives the gaps the
+# mean (126.37 s) and the CV (14.09) of the trace; the run lengths reproduce the variation of the trace between minutes
+# and between hours.
 _PHILLY_GAPS = "hyperexp:23.93,4,50;46.27,10.58,50;29.74,312,50;0.0492,56400"
 
 PRESETS: dict[str, Preset] = {

@@ -190,8 +190,8 @@ def _redraw(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
 
 
 def gpu_times_in(spec: str, iteration_s: Times | None = None) -> Floats:
-    """Return the GPU-seconds of a trace's jobs (duration x GPUs). Numbers of a one-column CSV file `duration` are
-    GPU-seconds.
+    """Return the GPU-seconds of a trace's jobs (duration x GPUs). The numbers of a CSV file with the one column
+    `duration` are taken as GPU-seconds.
     """
     return durations_in(spec, iteration_s, times_gpus=True)
 

@@ -73,8 +73,8 @@ def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
     total = sum(targets)
     # a class without a share must not be chosen when deficits are equal
     wanted = [c for c, target in enumerate(targets) if target]
-    # The deficit of a class is its share minus count / k, scaled to integers by k * total. At k = 0 the class with the
-    # largest share is chosen.
+    # After k jobs, of which `count` have class c, the deficit of class c is targets[c] / total - count / k. lack[c] is
+    # this deficit times k * total, which is an integer. At k = 0 the class with the largest share is chosen.
     lack = [0] * len(targets)
     chosen: list[int] = []
     seen: dict[tuple[int, ...], int] = {}
