@@ -87,7 +87,8 @@ def parse_memory_or_zero(text: str | float, field: str | None = None) -> int:
 
 
 def meant(number: float, large: str, small: str) -> str:
-    """Return the memory that a number without unit probably means, as text: GiB if it is small, then MiB, then bytes.
+    """Return the memory that a number without unit probably means, as text. Numbers below 1024 get the unit `large`
+    (GiB), numbers below 2^20 the unit `small` (MiB). Larger numbers count as bytes and are converted to `small`.
     """
     if number >= 1 << 20:
         return f"{number / (1 << 20):.12g}{small}"

@@ -28,8 +28,9 @@ class YamlFile:
     _tree: Any = field(default=None, repr=False)
 
     def line(self, where: tuple[int | str, ...] | str | None) -> int | None:
-        """Line, from 1, of the deepest existing part of a path: keys and indices, or a field as messages name it
-        (`services[0].slo_ms`, `services.0.slo_ms`). None if no part of it is in the file.
+        """Return the line, counted from 1, of the part of the content that a path leads to, or else of the deepest
+        part on the path that exists; None if the file has no part of the path. `where`: the path, as keys and indices,
+        or as text like a field in a message (`services[0].slo_ms`, `services.0.slo_ms`).
         """
         if isinstance(where, str):
             where = tuple(int(index) if index else name for index, name in _PART.findall(where))
@@ -92,8 +93,8 @@ def read_yaml(path: str | Path) -> YamlFile:
 
 
 def _refuse_traps(tree: Any, file: str | None) -> None:
-    """Raise InputError for duplicate keys: YAML forbids them, but PyYAML silently takes the last one. Make numbers of
-    base 60 (22:30) text, as YAML 1.2 and Kubernetes do.
+    """Raise InputError for duplicate keys: YAML forbids them, but PyYAML silently takes the last one. Values such as
+    22:30, which PyYAML reads as numbers of base 60, become text, as in YAML 1.2 and Kubernetes.
     """
     import yaml
 

@@ -44,7 +44,7 @@ class Device(ABC):
 
     name: ClassVar[str]  # the value of Gpu.kind for GPUs of this kind
     word: ClassVar[str]  # the value of the option --gpus that selects all GPUs of this kind
-    # whether kernels only take time and compute nothing; benchmarks then use other sizes
+    # whether kernels only take time and compute nothing; benchmarks then use other workloads than on a real GPU
     simulated: ClassVar[bool] = False
     # whether tenants with the mechanism `auto` get hardware time slices if the driver supports them
     slices_first: ClassVar[bool] = False

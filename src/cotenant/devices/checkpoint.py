@@ -132,8 +132,8 @@ class CheckpointError(Exception):
 
 
 class Checkpointer:
-    """The agent's side: starts the process that calls the driver when it is needed, sends it one order at a time, and
-    restarts it if it hangs.
+    """The agent's side of checkpoints. The driver is called by a separate process, which executes one order at a time.
+    The agent starts this process at the first order, and restarts it if it hangs.
     """
 
     def __init__(self, library: Callable[[], Path]) -> None:

@@ -16,7 +16,9 @@ from cotenant.policy.memory_limits import Detected, GroupLimit
 
 TRIAL = f"{OWN}trial"
 TRIAL_BYTES = 1 << 30
-OLD_S = 60.0  # age above which a left control group of a trial is removed; a trial takes far less
+# A trial's control group that is older than this was left behind by a process that was killed, and is removed. A trial
+# takes far less time.
+OLD_S = 60.0
 
 
 def detect(device: Device, gpu: Gpu) -> Detected:

@@ -50,7 +50,9 @@ def _whole_name(instance: GpuInstance) -> str:
 
 
 def _slices(place: Placement) -> int:
-    """Compute slices of an instance by its kind; 0 if the driver does not describe its profile."""
+    """Number of compute slices of an instance: the digit with which its kind begins (3 for `3g`). 0 if the driver does
+    not describe the instance's profile, because its kind then begins with no digit.
+    """
     return int(place.kind[0]) if place.kind[0].isdigit() else 0
 
 

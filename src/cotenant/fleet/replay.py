@@ -141,9 +141,10 @@ def replay(
 
 
 def start_costs_s(record: Record, lease_s: float, heavy: NDArray[np.bool_]) -> Floats:
-    """Return for each job the cost of one start, in seconds. It is the sum of two times: from the round that decides
-    the start until the processes run (median over all starts), and the time per start for which the job holds its GPUs
-    in addition to its work (median over the `heavy` jobs, which load more, or over the others).
+    """Return for each job the cost of one start, in seconds. It is the sum of two times. The first is the time from the
+    round that decides the start until the processes run: the median over all starts. The second is the time per start
+    for which a job holds its GPUs in addition to its work. `heavy` jobs have long starts, because they load PyTorch:
+    they get the median over the `heavy` jobs, the other jobs get the median over the others.
     """
     timeline, events = Analysis(record).timeline, record.events
     starts = (events.kind == Kind.START) | (events.kind == Kind.RESUME)
@@ -240,8 +241,8 @@ def _simulated(
     trace: Trace, jobs: Jobs, options: ReplayOptions, cluster: Cluster, profiles: Profiles, start_s: Floats,
     out: Path | None,
 ) -> Record:  # fmt: skip
-    """Simulate the jobs of the trace. The first start of a job costs its own `start_s` (seconds), every other start the
-    median.
+    """Simulate the jobs of the trace. The first start of a job costs the job's own entry in `start_s` (seconds). Each
+    later start costs the median of `start_s`.
     """
     config = TrainingConfig(
         ordering=options.ordering, allotment=options.allotment, placement=options.placement, sticky=options.sticky,

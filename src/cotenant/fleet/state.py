@@ -112,7 +112,7 @@ class Attempt:
     phase: str = STARTING
     created_s: float = 0.0
     started_s: float | None = None
-    stop_s: float | None = None  #: time at which a stop was requested; None: none was
+    stop_s: float | None = None  #: time at which a stop was requested; None: not requested
     stop_why: str = ""  #: why a stop was requested: preempt, move, cancel, gang, lost or shutdown
     counted_s: float = 0.0  #: the attempt's run time up to this moment is included in the job's attained_s
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: node -> exit of the attempt's processes there

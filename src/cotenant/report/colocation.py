@@ -195,8 +195,8 @@ def figures(rows: Rows) -> list[dict[str, Any]]:
 def _figure(
     data: list[dict[str, Any]], title: str, height: int, xaxis: dict[str, Any], promise: float | None
 ) -> dict[str, Any]:
-    """Return a chart of points with a title, and lines at the targets for LS p99 relative to alone and (`promise`, an x
-    value) for BE work.
+    """Return a chart of points with a title, and with lines at the targets: a horizontal line at the target for LS p99
+    relative to LS p99 alone and, unless `promise` is None, a vertical line at x = `promise`, the target for BE work.
     """
     dotted = {"type": "line", "line": {"dash": "dot", "width": 1.5, "color": "#777"}}
     lines = [{**dotted, "xref": "paper", "x0": 0, "x1": 1, "y0": PROMISE_P99, "y1": PROMISE_P99}]

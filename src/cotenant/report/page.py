@@ -20,7 +20,7 @@ from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts
 from cotenant.report.text import count_text, metric_text, plural, time_text
 
 SERIES = ("running", "waiting", "gpu", "cpu", "memory", "useful_cpu", "useful_memory", "wanted", "stranded")
-LEVEL = 1.005  # means count as equal if they differ by less than this factor
+LEVEL = 1.005  # a policy counts as one of the best if its mean JCT is at most this times the smallest
 SPREADS_SHOWN = ("jct_s", "queueing_s", "slowdown", "ftf_rho")
 
 

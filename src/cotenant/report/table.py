@@ -154,7 +154,7 @@ def print_runs(
 
     If the terminal is too narrow for all columns, few runs are printed as columns, with a row per figure. For more
     runs long labels are wrapped and columns left out, as a line below the table says. Output to a file has every
-    column, unless COLUMNS is set.
+    column, unless the environment variable COLUMNS is set.
     """
     from rich.console import Console
 

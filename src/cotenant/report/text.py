@@ -32,8 +32,8 @@ def column_texts(values: Sequence[float | None], unit: str) -> list[str]:
     """Return the texts of a column of values by its unit (s, share, ratio, J or count): three figures, trailing zeros
     kept.
 
-    Times of one column share one unit, that of their median (or a larger one where the largest would have four digits),
-    so that they can be compared at a glance.
+    Times of one column share one unit, so that they can be compared at a glance: the unit that suits the median. If the
+    largest time would have four digits in it, a larger unit is used.
     """
     known = sorted(value for value in values if value is not None and not math.isnan(value))
     if unit != "s" or not known:

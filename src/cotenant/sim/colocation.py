@@ -1,9 +1,10 @@
 """Simulates the kernels of latency-sensitive (LS) requests and of a best-effort (BE) program on one GPU in virtual
 time, under any co-location scheme.
 
-BE launches are decided by the same compiled rule as in the shim (native/shim/floor/floor_rule.h). Concurrent kernels
-slow each other down by the software GPU's table (profiles/kernels/contention.py). Deterministic for given arrivals;
-times are in nanoseconds.
+BE launches are decided by the same compiled rule as in the shim (native/shim/floor/floor_rule.h). How much concurrent
+kernels slow each other down follows from the model in profiles/kernels/contention.py, with the constants of the
+software GPU (the imitation of a GPU in softgpu/). Results are deterministic for given arrivals; times are in
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ class ColocationEngine:
 
 
 def alone(job: Job, scheme: Scheme, settings: ColocationSettings) -> ColocationResult:
-    """Simulate the same requests without a BE program, on all SMs."""
+    """Simulate the LS requests of a job on all SMs and without its BE program, for comparison with `job` itself."""
     from dataclasses import replace
 
     return ColocationEngine(replace(job, be=()), replace(scheme, ls_sms=1.0, be_sms=1.0, together=True), settings).run()

@@ -37,7 +37,8 @@ class Fleet(Protocol):
     known: dict[str, NodeSpec]
 
     def describe(self) -> dict[str, Any]:
-        """The folder, executor, policy and times of this fleet, as plain data."""
+        """The folder, executor and policy of this fleet, and the lengths of its scheduling rounds and leases, as plain
+        data."""
 
     def faults(self) -> list[str]:
         """What is wrong with the fleet now, a sentence for each fault."""

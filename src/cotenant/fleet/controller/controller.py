@@ -2,8 +2,8 @@
 is acted on.
 
 A step sends the previous step's orders together with a request for reports, records the answers in the job table,
-decides if a round begins, commits the changes, and only then creates new orders. If it is killed at any point, the next
-controller finds the job table in the store and the jobs on their nodes.
+decides if a round begins, commits the changes, and only then creates new orders. If the controller is killed at any
+point, the next one finds the job table in the store and the jobs on their nodes.
 """
 
 from __future__ import annotations

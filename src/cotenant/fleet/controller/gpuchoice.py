@@ -50,7 +50,7 @@ class GpuChooser:
         return True
 
     def count_free(self, node: str) -> int:
-        """Return the GPUs of a node of which no part is assigned."""
+        """Return how many GPUs of a node are entirely free."""
         return sum(uuid not in self._taken for uuid in self._plain.get(node, ()))
 
     def choose(self, node: str, gpus: float, mechanism: str) -> tuple[GpuShare, ...] | None:

@@ -21,8 +21,8 @@ class Leases:
     def __init__(self, lease_s: float, keep_s: float) -> None:
         self.keep_s = keep_s
         self.every_s = min(lease_s, keep_s / 4)
-        # node -> time at which its leases were last extended. A node that reconnects is removed, so its leases are
-        # extended at once.
+        # node -> time at which an extension of its leases was last sent. If a node was unreachable for longer than
+        # `every_s`, an extension is due as soon as it is back.
         self._extended_s: dict[str, float] = {}
         self._ends_s: dict[str, float] = {}  # node -> time (in fleet time) by which all leases on that node have ended
 

@@ -146,7 +146,7 @@ def _share(job: Any, share: Any) -> dict[str, Any]:
         "mechanism": f"mig {share.slice}" if share.slice else share.mechanism,
         "granted": share.fraction,
         "limit": share.fraction if share.limit is None else share.limit,
-        "got": None,  # the controller does not know how much the job got; the node's agent measures it
+        "got": None,  # the job's measured share of the GPU is known only to the node's agent
         "state": job.attempt.phase,
     }
 

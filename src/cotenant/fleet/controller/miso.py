@@ -2,9 +2,10 @@
 
 The decisions are those of the simulator (policy.mig): which GPU admits a job, which slices a GPU's jobs get, and
 whether a move pays. This planner reads the jobs' training steps from their progress reports, stores the measured
-speeds, and turns decisions into shares. Where MIG is on, slices are MIG instances; elsewhere a slice is the same
-fraction of the SMs as an MPS percentage (on the software GPU, as a share of turns). To move to another slice, a job
-saves a checkpoint by `cotenant.loop` and starts again.
+speeds, and converts decisions to shares of GPUs. Where MIG is on, a slice is a MIG instance. Elsewhere a slice is the
+same fraction of the GPU without an instance: an MPS percentage of the SMs or, on the software GPU, a share of the turns
+(time slices that the agent grants). To move to another slice, a job saves a checkpoint by `cotenant.loop` and starts
+again.
 """
 
 from __future__ import annotations

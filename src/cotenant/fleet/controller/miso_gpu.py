@@ -16,8 +16,9 @@ from cotenant.core.mig import Geometry, Placement
 from cotenant.profiles.mig.mps_columns import LEVELS, predictor_input
 from cotenant.profiles.mig.speeds import compute_fraction
 
-# Maps step times, (3, 7): (percentages, jobs), to speeds, (7, kinds): the speed of each job on each kind of slice,
-# relative to the whole GPU.
+# Predicts the speed of each job on each kind of slice, relative to the whole GPU. Argument: seconds per step, an array
+# of shape (3, 7), with a row for each MPS percentage of LEVELS and a column for each job; dummies fill up to 7 jobs
+# (`predictor_input`). Result: speeds, an array of shape (7, number of kinds), with a row for each job.
 Predict = Callable[[np.ndarray], np.ndarray]
 LEAST_STEPS = 3
 

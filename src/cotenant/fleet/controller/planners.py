@@ -83,9 +83,9 @@ class Planner(Protocol):
 
 
 class JobPlanner:
-    """Plans by ordering, allotment and placement, with the same functions as the simulator. `lease_s`: attained service
-    is counted in whole leases. Counted in milliseconds, the order of jobs that ran equally often would depend on how
-    long their programs took to start.
+    """Plans by ordering, allotment and placement, with the same functions as the simulator. Attained service is counted
+    in whole leases of `lease_s`. If it were counted in milliseconds, the order of jobs that ran equally often would
+    depend on how long their programs took to start.
     """
 
     def __init__(self, policy: JobPolicy, profiles: ProfileBook, lease_s: float = 0.0) -> None:
@@ -181,7 +181,7 @@ class JobPlanner:
             job = by_id[grant.job]
             current = _current(job)
             wanted = {nodes[n].name: g for n, g in zip(grant.nodes, grant.node_gpus, strict=True)}
-            # a parked job can continue only where it is, even if the policy has named another node like it
+            # a parked job can continue only on its present nodes, even if the policy has named equal ones
             stays = current is not None and (_parked(job) or dict(current.gpus_by_node()) == _rounded(wanted))
             if current is not None and stays and chooser.keep(current):
                 plan.assign[grant.job] = _with(grant, current)

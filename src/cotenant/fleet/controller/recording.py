@@ -31,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 def record_of(folder: Path, out: Path | None = None, profiles: ProfileBook | None = None) -> Record:
     """Return the record of the fleet up to now, in memory or written to `out`, whether or not the fleet runs. Raises
-    WorkError if there is none.
+    WorkError if `folder` is not that of a fleet, or if the fleet had no nodes yet.
     """
     store = Store(folder, read_only=True)
     try:

@@ -39,7 +39,8 @@ class ReportIngest:
     def answer(
         self, node: str, sent: list[dict[str, Any]], answer: dict[str, Any], here: list[Job], now_s: float
     ) -> None:
-        """Apply one node's answer to the orders `sent`; `here`: jobs with processes on it by the job table."""
+        """Apply one node's answer to the orders `sent`. `here`: the jobs that run on this node according to the job
+        table."""
         for order, result in zip(sent, answer["results"], strict=False):
             if "error" in result:
                 self._refused(node, order, str(result["error"]), now_s)

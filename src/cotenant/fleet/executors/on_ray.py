@@ -235,7 +235,9 @@ class RayExecutor(Executor):
         return found
 
     def _create(self, name: str, home: str, spec: NodeSpec | None, address: str) -> None:
-        """Create an actor on exactly that machine, or reuse an existing one."""
+        """Create the actor of the node `name`, or reuse it if it exists. A new actor runs on the machine `home` (a Ray
+        node) and on no other.
+        """
         assert self._cluster is not None
         folder = str((self.folder / "nodes" / name).absolute())
         made = self._cluster.actor(

@@ -1,6 +1,7 @@
-"""The jobs of one node: executes orders and reports. All state is in a folder; a later process that opens the folder
-finds the jobs. The local executor has one object of the class NodeJobs per pretended node in its own process, the
-Ray executor one in an actor per node. Standard library only.
+"""The jobs of one node. The class NodeJobs executes the controller's orders, and reports what the jobs do. All state is
+in a folder; a later process that opens the folder finds the jobs. The local executor has one NodeJobs object per
+pretended node in its own process; the Ray executor has one actor per node, with one such object. Uses the standard
+library only.
 """
 
 from __future__ import annotations

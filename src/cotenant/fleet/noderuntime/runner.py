@@ -160,7 +160,7 @@ class Runner:
 
     def serve(self) -> None:
         """Monitor the ranks until every rank has ended."""
-        # signals are blocked during the checks: one that arrives then ends the wait below at once
+        # SIGNALS are blocked: a signal that arrives during the checks is kept, and `sigtimedwait` returns it at once
         while self.ranks:
             now_ns = time.monotonic_ns()
             if self.page.get("stop"):
@@ -244,8 +244,9 @@ class Runner:
             code = code if code >= 0 else 128 - code
             by_signal = code == 128 + signal.SIGTERM
             if self.asked and (by_signal or pid in self.shells) and self._pass_on(rank):
+                # the shell's exit status is the rank's if SIGTERM ends all programs that the shell left behind
                 if not by_signal:
-                    self.codes[rank] = code  # the rank's exit status if all programs that the shell left end by SIGTERM
+                    self.codes[rank] = code
                 continue
             # if a rank has several processes, its exit status is that of one that did not end by SIGTERM, if there is
             # one

@@ -123,7 +123,7 @@ def store_url(folder: Path) -> str | None:
 
 def keep_store_url(folder: Path, url: str) -> None:
     """Configure the fleet in `folder` to use the store at `url`. Raises WorkError if the folder already contains jobs,
-    InputError if it names another store.
+    InputError if the fleet is already configured to use another store.
     """
     if (folder / DB_FILE).exists():
         raise WorkError(f"{folder / DB_FILE} contains this fleet's jobs, which would be lost; use another folder")

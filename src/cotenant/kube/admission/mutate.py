@@ -73,7 +73,7 @@ class Patch:
             self.operations.append({"op": "add", "path": pointer(*path) + "/-", "value": value})
 
     def insert(self, value: Any, *path: str | int) -> None:
-        """Insert a value at that index of a list of the pod."""
+        """Insert a value into a list of the pod. The last part of `path` is the value's index in the list."""
         self.at(*path[:-1]).insert(path[-1], copy.deepcopy(value))
         self.operations.append({"op": "add", "path": pointer(*path), "value": value})
 

@@ -22,7 +22,8 @@ class SliceSettings:
     """
 
     switch_ns: int = 220_000
-    longest_ns: int = 100 * MS_NS  # the hardware keeps time slices of at most this length exactly
+    # longest time slice that is set: up to this length, the hardware's slices last exactly as long as was set
+    longest_ns: int = 100 * MS_NS
     shortest_ns: int = 200_000
     # largest fraction of the time that may be lost by switches between tenants that always have work
     switching: float = 0.01

@@ -101,8 +101,8 @@ class GpuSlices:
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
         for name, step in had.items():
             tenant = self.tenants[name]
-            # tenants with the shortest slices that wait for each other do run, but for too little GPU time to be
-            # measured
+            # runs count as work, too: tenants that alternate with the shortest slices may run so briefly that no GPU
+            # time is measured
             works = bool(step.usage.busy_ns or step.usage.runs) or not step.on_ns
             # a tenant that was idle is not compensated for the time that others used
             if works and tenant.idle_steps:
@@ -125,7 +125,7 @@ class GpuSlices:
         return next((start_ns + edge for edge in edges if edge > phase), start_ns + period_ns)
 
     def run_us(self, name: str) -> int:
-        """Return how many microseconds a tenant with endless work runs at a time; 0 if other causes end its runs."""
+        """Return the length in us of the runs of a tenant that always has work; 0 if other events end them, too."""
         background, guarded = self.background()
         turns = guarded or self._takes_turns(background, guarded) or len(self.present()) < 2
         return 0 if turns else self.tenants[name].slice_us
@@ -147,8 +147,8 @@ class GpuSlices:
         return divide(weights, limits)
 
     def shortest_period_ns(self, shares: Mapping[str, float]) -> float:
-        """Return the sum of all tenants' time slices in ns: long enough that switches cost little, short enough for
-        window and hardware."""
+        """Return the sum of all tenants' time slices in ns: so long that switches cost little, but short enough that
+        shares hold within a window and no slice exceeds `longest_ns`."""
         settings = self.settings
         if len(shares) < 2:
             return float(settings.longest_ns)
@@ -214,9 +214,9 @@ class GpuSlices:
         return plan, period_ns
 
     def _turns(self, competing: list[SliceTenant]) -> dict[str, float]:
-        """Return the fraction of a period in which each tenant runs alone. A tenant whose queue runs empty at times
-        needs more than its request to use its request. The time that no tenant requests is used for that first. A gang
-        gets the same fraction on all its GPUs.
+        """Return the fraction of a period in which each tenant runs alone. A tenant whose queue is empty at times uses
+        only a part of its fraction. So that this part reaches its request, it is the first to get time that no tenant
+        requests. A gang gets the same fraction on all its GPUs.
         """
         whole = self.shares()
         parts = divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
@@ -324,8 +324,8 @@ class GpuSlices:
         return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
 
     def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
-        """Correct `duty`, the part of each period in which a tenant with a limit is enabled: the limit, lowered by what
-        the tenant has used above it, over the fraction of its enabled time in which it uses the GPU."""
+        """Correct `duty`, the part of each period in which a tenant with a limit is enabled: limit, minus a correction
+        for GPU time used beyond it, divided by the fraction of the enabled time in which the tenant uses the GPU."""
         limit, settings = tenant.share.limit, self.settings
         if limit >= 1.0:
             return

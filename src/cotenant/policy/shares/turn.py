@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from cotenant.policy.shares.account import Account
 
-# a move of memory must pay off within this many turns; shares then hold over a window of as many turns
+# After a move of memory, a turn has a minimum length. The window over which shares hold is at least this many times as
+# long.
 LONG_WINDOW = 10
 MARGIN_NS = 20_000_000  # whether a turn is extended is decided this long before its deadline
 ENDLESS_NS = 2**64 - 1  # deadline of an unbounded turn, which lasts until another tenant arrives

@@ -283,7 +283,7 @@ class GpuTurns:
         keeps_ns = turn.quota_ns
         if challenger is not None:
             keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
-        # 0 means that a tenant of higher priority waits, which need not wait even if memory was moved for this turn
+        # 0: a tenant of higher priority waits, and preempts the holder at once, even if memory was moved for this turn
         if keeps_ns:
             keeps_ns = max(keeps_ns, turn.floor_ns)
         due_ns = turn.start_ns + turn.moved_ns + keeps_ns

@@ -71,7 +71,7 @@ class StepTimes:
 class LlmProfile:
     """The profile of a language model on one GPU. `kv_tokens`: capacity of the cache, in tokens of all running
     requests; `step_tokens`: maximum tokens of a step; `max_sequences`: maximum requests in a step; `max_context`:
-    maximum of prompt and answer of one request.
+    maximum tokens of one request, prompt and answer together.
     """
 
     name: str

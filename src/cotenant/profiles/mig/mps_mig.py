@@ -120,19 +120,22 @@ class MpsMigModel:
         return weighted_median(self.posterior(mps), self._targets).transpose(0, 2, 1)
 
     def predict_speeds(self, mps: np.ndarray, geo: Geometry) -> np.ndarray:
-        """Predict from MPS latencies (n, 3, 7) the speeds on each kind of slice (n, 7, kinds of geo), relative to the
-        whole GPU.
+        """Predict from MPS latencies (n mixes, 3 percentages, 7 jobs) the speed of each job on each kind of slice (n
+        mixes, 7 jobs, kinds of geo), relative to the whole GPU.
         """
         distribution = self.posterior(mps)
         large = weighted_median(distribution, self._targets)
         small = weighted_median(distribution, self._small)
-        # if no similar job has run on that slice, the regression is used
+        # Not every known workload was measured on 2g and 1g. The regression is used for a slice on which most of the
+        # workloads that resemble the job were not measured.
         known = (distribution @ ~np.isnan(self._small)) >= 0.5
         guess = self.small_slices(large[..., 0] / large[..., 1], large[..., 0] / large[..., 2])
         return by_kind(np.concatenate([large, np.where(known, small, guess)], -1), geo)
 
     def small_slices(self, speed_4g: np.ndarray, speed_3g: np.ndarray) -> np.ndarray:
-        """Predict the 2g and 1g speeds, (..., 2), by regression on those of 4g and 3g; limited to 0 .. 3g speed."""
+        """Predict the speeds on 2g and 1g, an array (..., 2), by regression on the speeds on 4g and 3g. A predicted
+        speed is at least 0 and at most the speed on 3g.
+        """
         design = np.stack([np.ones_like(speed_4g), speed_4g, speed_3g], -1)
         return np.asarray(np.clip(design @ self._regression.T, 0.0, speed_3g[..., None]))
 

@@ -18,8 +18,9 @@ COLUMNS = ("l2", "dram", "fraction", "l2_other", "dram_other", "fraction_other",
 
 @dataclass(frozen=True)
 class Pair:
-    """One measurement of two models on a GPU: utilisations (0..1, alone on the whole GPU) and fractions of the GPU of
-    both, and the slowdown of the first.
+    """One measurement of two models that share a GPU. `l2`, `dram`: the first model's utilisation of the L2 cache and
+    DRAM, 0 to 1, when it runs alone on the whole GPU; `fraction`: its part of the GPU. The fields with `_other` are
+    those of the second model. `slowdown`: that of the first model.
     """
 
     l2: float

@@ -247,8 +247,9 @@ def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
 
 
 def _utilisations(path: Path) -> dict[str, tuple[Points, Points]]:
-    """Read utilisation.csv: model -> (L2, DRAM) by batch, as fractions. Only batch sizes that are powers of two are
-    listed; values between them are linear."""
+    """Read utilisation.csv: model -> (L2, DRAM) utilisation by batch size, as fractions. The result has only the batch
+    sizes that are powers of two. Between them, its users interpolate linearly.
+    """
     table: dict[str, list[tuple[int, float, float]]] = {}
     for line, row in csv_rows(path, 6):
         if line == 1:

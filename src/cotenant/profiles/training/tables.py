@@ -34,10 +34,12 @@ class TwoSpeed:
 class ModelProfile:
     """The sensitivity of one model's training to CPU cores and memory.
 
-    `throughput[c, m]`: per GPU, against the base point (1.0), at `cpus_per_gpu[c]` cores and `memory_gb_per_gpu[m]`
-    GB per GPU; `iteration_s`: seconds per iteration at the base point on the reference GPU; `ideal_*`: per GPU, the
-    least that gives full speed; `multi_node_factor`: speed kept when a gang spans nodes (1 = no loss);
-    `gpu_speed`: speed on other GPU models against the reference GPU, where measured.
+    `throughput[c, m]`: throughput per GPU with `cpus_per_gpu[c]` cores and `memory_gb_per_gpu[m]` GB per GPU, relative
+    to the *base point*, the cores and memory at which `iteration_s` was measured. `iteration_s`: seconds per iteration
+    at the base point, on the *reference GPU*: the GPU model to which the trace refers, by default that of the cluster's
+    first node. `ideal_*`: per GPU, the least that gives full speed. `multi_node_factor`: the part of its speed that a
+    gang (a job on several GPUs) keeps when it spans nodes; 1: no loss. `gpu_speed`: measured speeds by GPU model, on
+    any one scale.
     """
 
     name: str

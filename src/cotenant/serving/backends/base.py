@@ -61,7 +61,7 @@ class Backend(ABC):
 
 
 def open_backend(spec: ModelSpec, share: Share) -> Backend:
-    """Load a model with the backend of its name."""
+    """Load a model with the backend that `spec.backend` names."""
     module = importlib.import_module(BACKENDS[spec.backend].module)
     backend: Backend = module.open_model(spec, share)
     return backend

@@ -53,7 +53,7 @@ class ModelEntry(Strict):
     memory: Memory
     """GPU memory that the program may use in total: weights, KV cache, workspaces."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
-    """Best-effort models wait while latency-sensitive models on their GPU work, and are evicted first."""
+    """Best-effort models wait while a latency-sensitive model on the same GPU is working, and are evicted first."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     """Among models of one class, those with a larger priority go first."""
     ttft_ms: float = Field(default=1000.0, allow_inf_nan=False, gt=0)

@@ -63,7 +63,7 @@ class ServiceEntry(Strict):
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Weight of the copies of the service's worker on the PCIe link."""
     work_class: Literal["unknown", "memory", "compute"] = "unknown"
-    """Resource that limits the service's kernels, which the scheme orion uses."""
+    """Resource that limits the speed of the service's kernels. Only the co-location scheme orion uses this setting."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
     """Largest number of requests that may wait; further requests are refused."""
     arrivals: str | None = None

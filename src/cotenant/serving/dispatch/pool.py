@@ -24,7 +24,8 @@ TICK_S = 0.02
 HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0
 # time limit of a best-effort batch; it is long, because the batch may have to wait for latency-sensitive work
 HUNG_BEST_EFFORT_MS = 60_000.0
-# the dispatcher plans for a deadline that is earlier by at most this fraction of the time that is left
+# The dispatcher gets a deadline that is earlier than the request's, because batches may take longer than planned. It is
+# earlier by at most this fraction of the time from the request's arrival until its deadline.
 MOST_SPARE = 0.1
 # The overrun is how much longer than planned a batch takes. Weight of a new value in its average, if the value is above
 # the average, and if it is below.
@@ -389,5 +390,7 @@ class Pool:
 
 
 def _what(let: Gpulet) -> tuple[object, ...]:
-    """Return the description of a gpulet that the dispatcher and the workers use."""
+    """Return the properties of a gpulet that the dispatcher and the workers use: all except its rates and duty
+    cycle.
+    """
     return let.gpu, let.partition, let.slot, [(seat.service, seat.batch) for seat in let.seats]

@@ -121,7 +121,7 @@ class Stats:
         self, service: str, arrived_ms: float, queued_ms: float, batch: int, gpulet: str, executed_ms: float,
         outcome: Outcome, latency_ms: float,
     ) -> None:  # fmt: skip
-        """Count a request that has ended in the counters of its service."""
+        """Add a request that has ended to the counters of its service."""
         own = self.services[service]
         own.outcomes[outcome] += 1
         if outcome is Outcome.OK or outcome is Outcome.LATE:

@@ -326,7 +326,9 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + (limits.idle_s if self._current is None else limits.read_s)
 
     def _bad(self, status: int, why: bytes) -> None:
-        """Answer a request that cannot be parsed with an error, and close the connection."""
+        """Send an error in answer to a request that is refused before it is processed (one that is malformed, too large
+        or too slow, for example), and close the connection.
+        """
         current = self._current or Exchange(self, b"")
         self._current = None
         if self._over:

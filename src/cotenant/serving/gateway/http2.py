@@ -49,7 +49,7 @@ STREAMS, WINDOW, MOST_FRAME = 1024, 4 << 20, 1 << 20
 # number of decoded header blocks that each connection caches, and size in bytes above which a block is not cached
 KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024
 MOST_CONTROL = 10_000  # largest number of control frames that may come between two frames with a request or data
-MOST_RESETS = 2 * STREAMS  # a connection is closed if more calls than this were cancelled in excess of those answered
+MOST_RESETS = 2 * STREAMS  # largest excess of cancelled calls over answered ones; above it the connection is closed
 
 
 class _Table(HeaderTable):

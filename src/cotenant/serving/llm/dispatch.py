@@ -151,7 +151,9 @@ class Dispatch:
             self._alarm = loop.call_later(max(0.001, self.policy.wake_s - now_s), self.turn)
 
     def _waiting(self) -> list[Model]:
-        """Return the resident models that have waiting requests. A model that drains is sent none of its requests."""
+        """Return the models with waiting requests that are on a GPU, or on their way to or from one. Some of them must
+        not be sent requests now, for example those that are to leave the GPU; `_pump` checks this.
+        """
         return [self.models[name] for name in self.policy.resident if self.models[name].queue]
 
     def _begin(self, action: Action) -> None:

@@ -121,7 +121,8 @@ class AgentHost:
 
     def __init__(self, wanted: ModelGpusEntry, models: tuple[ModelEntry, ...], folder: Path | None, keeper: Keeper):
         self._wanted, self._models, self._keeper = wanted, models, keeper
-        # under turns, memory is evicted between two turns of the GPU; the other ways of sharing have no turns
+        # Memory can be evicted only if the models take turns on the GPU, because it is evicted between two turns.
+        # Models take turns with the mechanism `time`, and possibly with `auto`.
         self.moves = wanted.mechanism in (AUTO, Time.name)
         self._given = folder
         self.agent = folder or agent_folder()

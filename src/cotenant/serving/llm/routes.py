@@ -1,5 +1,5 @@
-"""HTTP endpoints: OpenAI's API, where the request names the model; live page, metrics and status; and the endpoints of
-services if the file has services."""
+"""HTTP endpoints of a server of language models: OpenAI's API, where the request names the model; live page, metrics
+and status; and, if the server's configuration file has services, the endpoints of these services."""
 
 from __future__ import annotations
 

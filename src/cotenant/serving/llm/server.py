@@ -68,7 +68,7 @@ class ModelServer:
         LOG.info("%s", text)
 
     async def start(self) -> None:
-        """Bind the address, find the GPUs, start the models to keep, listen."""
+        """Bind the address, find the GPUs, start the models with `keep: 1`, and listen."""
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: LOG.error("a background task failed: %s", context.get("exception") or context["message"])
         )

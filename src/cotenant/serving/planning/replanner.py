@@ -145,7 +145,7 @@ class Replanner:
     # ---- plans ----
 
     async def first(self) -> None:
-        """The server's initial plan: for the rates of the file, on all GPUs."""
+        """Make and apply the server's initial plan: for the rates of the configuration file, on all GPUs."""
         await self.make({name: self.configured[name] for name in self.crew.ready_services()}, first=True)
 
     async def make(self, rates: dict[str, float] | None = None, *, first: bool = False) -> None:

@@ -32,7 +32,7 @@ class Region:
     file: FileIO = field(repr=False, compare=False)
 
     def status(self) -> dict[str, Any]:
-        """The region as the answer to a status request of the protocol describes it."""
+        """Return the description of the region for the answer to the protocol's status request."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
 

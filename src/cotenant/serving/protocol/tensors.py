@@ -172,7 +172,9 @@ def from_list(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 
 
 def packed(name: str, datatype: str, values: Sequence[Any]) -> bytes:
-    """Encode numbers or strings of a JSON list as they are sent. Raises TensorError for values outside the type."""
+    """Encode the elements of an input, numbers or strings from a JSON list, as the protocol's binary data. Raises
+    TensorError for values outside the type.
+    """
     if datatype == "BYTES":
         try:
             return pack_strings(x.encode() if isinstance(x, str) else x for x in values)

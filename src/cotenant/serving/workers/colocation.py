@@ -1,9 +1,10 @@
 """Workers that share GPUs with best-effort programs: latency-sensitive (LS) workers set the LS-activity flag of their
 GPU, and best-effort (BE) workers wait until no such flag is set.
 
-The gateway registers every worker with the node's agent as a tenant: the agent reserves its memory, weights its copies,
-and gives it the SMs of the co-location scheme. The worker calls a gate before and after each batch: for LS work the
-gate sets the flag, for BE work it waits. The gate's parameters are in the worker's environment.
+The gateway registers every worker with the node's agent as a tenant: the agent reserves its memory, divides the PCIe
+link among tenants' copies by weights, and gives the worker the SMs of the co-location scheme. The worker calls a gate
+before and after each batch: for LS work the gate sets the flag, for BE work it waits. The gate's parameters are in the
+worker's environment.
 """
 
 from __future__ import annotations
@@ -299,8 +300,8 @@ class Turnstile:
                 self._floor.lower()
 
     def _show_signs(self) -> None:
-        """Send heartbeats, since a batch may take longer than the heartbeat timeout. A batch that hangs is ended by the
-        gateway, and a suspended process sends none.
+        """Send heartbeats while an LS batch runs, since a batch may take longer than the heartbeat timeout. Best-effort
+        work does not wait forever: the gateway ends a batch that hangs, and a suspended process sends no heartbeats.
         """
         while True:
             time.sleep(SIGN_S)

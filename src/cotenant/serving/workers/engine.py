@@ -121,8 +121,8 @@ class Engine:
 
 
 def entries(config: Mapping[str, Any], side: str) -> Sequence[Mapping[str, Any]]:
-    """Return the inputs or outputs that a config.pbtxt lists. A timed model's file of settings uses these
-    keys of the configuration for something else.
+    """Return the inputs or the outputs (`side`: input or output) that a config.pbtxt lists. In the settings file of a
+    timed model, the key `output` has the output's name instead of a list: then nothing is returned.
     """
     found = config.get(side)
     return found if isinstance(found, list) else ()

@@ -234,8 +234,8 @@ class LocalWorker:
             self._listener.died(self, why)
 
     async def resize(self, fraction: float) -> str:
-        """Request another share from the next batch on; returns "" or why it is refused. A worker may have ended just
-        now, or run a long batch.
+        """Ask the worker to use another share of the GPU from the next batch on. Returns "", or why it does not: for
+        example, because the worker has just ended, or runs a long batch and does not answer in time.
         """
         assert self._channel is not None
         self._resized = asyncio.get_running_loop().create_future()
