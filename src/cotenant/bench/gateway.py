@@ -169,7 +169,8 @@ class Target:
         before = 0.0 if self.pid is None else cpu_s(self.pid)
         found = drive(self.port, self.request, self.folder, connections, seconds, self.client)
         if self.pid is not None:
-            # the CPU time includes the client's warm-up, in which the rate is assumed to be the same
+            # the CPU time includes the client's warm-up, whose requests are not counted; their rate is assumed to be
+            # that of the counted ones
             asked = max(1.0, found["rps"] * (seconds + WARM_S))
             found["cpu_us_per_request"] = (cpu_s(self.pid) - before) / asked * 1e6
         self.rounds.append(found)

@@ -75,8 +75,8 @@ class Client:
 
 
 def drive(host: str, port: int, message: bytes, connections: int, seconds: float) -> dict[str, float]:
-    """Send gRPC calls in a closed loop. Returns requests per second and percentiles of latency, as
-    `gateway_client.drive`, over gRPC.
+    """Send gRPC calls in a closed loop. Returns requests per second and percentiles of latency over `seconds`, after a
+    warm-up, as `gateway_client.drive` does for HTTP.
     """
     poll = select.epoll()
     clients = {}

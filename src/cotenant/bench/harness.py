@@ -206,7 +206,7 @@ class Bench:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
                 last = said[-1].removeprefix("cotenant agent: ") if said else "the agent wrote no message"
                 if self.agent.returncode == 2:
-                    # the last line is most often about a wrong --gpus, which the agent's message names
+                    # the agent refused its options, most often --gpus; the last line of its log says which one and why
                     raise InputError(last)
                 raise WorkError(f"the agent did not start: {last}")
             try:
@@ -259,8 +259,9 @@ class Bench:
         self, kind: str, spec: TenantSpec, *, core: int | None = None, program: Sequence[str] | None = None,
         shim: bool = True,
     ) -> Program:  # fmt: skip
-        """Start a workload, or the module `program` with its arguments, as a tenant of the agent. Without the shim it
-        has the environment of its mechanism only."""
+        """Start a workload, or the module `program` with its arguments, as a tenant of the agent. If `shim` is False,
+        the program does not load the shim, and of the agent's variables it gets only those of the mechanism that
+        enforces its share, such as MPS."""
         arguments = program or self._workload(kind)
         client = ControlClient(self.folder)
         self.clients.append(client)

@@ -1,4 +1,5 @@
-"""Accuracy of the LLM simulator: percentiles of the same requests, simulated and sent to a timed engine."""
+"""Measures the accuracy of the LLM simulator: percentiles of TTFT and TPOT of the same requests, simulated and sent in
+real time to a timed engine. That is a server whose steps take the times of a profile and which runs no model."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """The latency-sensitive service of `cotenant bench colocation`: `python -m cotenant.bench.ls_client BACKEND BATCH`.
 
-Protocol: prints `ready NAME`, then reads lines. `floor FOLDER UUID [CLASS]` connects it to the agent at FOLDER, to
-which it reports activity as work of that class. `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and
-prints one JSON object {"latency_ms": [...], "service_ms": [...], "late_ms": [...], "active_s", "begin_ns", "end_ns"}.
-Latency counts from the scheduled arrival. "late_ms" is the delay between the time when a request could begin and when
-it did: the host was paused. With FLOOR 1 the client reports activity while it serves a request. With COPY 1 each
-request copies its input from pinned host memory. With STAGES 1 the network runs as two graphs between events, and
-"stages_ms" has [submit, first, rest] for each request: the host's launches, the first kernels, which wait for work in
-flight, and the other kernels.
+Protocol: prints `ready NAME`, then reads lines. `floor FOLDER UUID [CLASS]` connects the client to the agent at FOLDER,
+to which the client reports activity as work of that class. `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson
+arrivals and prints one JSON object {"latency_ms": [...], "service_ms": [...], "late_ms": [...], "active_s", "begin_ns",
+"end_ns"}. Latency counts from the scheduled arrival. "late_ms" is the time from when a request could begin (it was due
+and the previous one had ended) until it began; it is long if the host paused the client. With FLOOR 1 the client
+reports activity while it serves a request. With COPY 1 each request copies its input from pinned host memory. With
+STAGES 1 the network runs as two graphs between events, and "stages_ms" has [submit, first, rest] for each request: the
+durations of the host's launches, of the first kernels (with the wait for work in flight), and of the other kernels.
 
 The network is ResNet-50 in fp16 as one CUDA graph; on the software GPU a graph of 60 kernels, 1.12 ms in all.
 """

@@ -127,7 +127,8 @@ def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]
         native.wait_ready()
     one = pair[0].ask(f"copy {size}", None)
     two = {}
-    for seconds in (0.05, STEADY_S):  # the first, short commands make the tenants allocate their memory
+    # the short commands of the first pass only make both programs allocate their memory
+    for seconds in (0.05, STEADY_S):
         start_ns = time.monotonic_ns() + LEAD_NS
         for native, way in zip(pair, ("out", "in"), strict=True):
             native.tell(f"steady {way} {size} {start_ns} {seconds}")

@@ -26,9 +26,10 @@ def budget(
     gpus: Annotated[str, typer.Option(metavar="soft|UUID", help="soft, or the UUID or index of a real GPU.")] = "soft",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure the slowdown of a service against the memory bandwidth of best-effort work, and recommend an overlap.
+    """Measure how much best-effort work of different memory bandwidths slows down a service, and recommend for which
+    fraction of the time (`overlap` in the agent's file) such work may run beside it.
 
-    Best-effort work overlaps the service for each given duty cycle on each given fraction of the SMs.
+    Best-effort work runs beside the service for each given duty cycle on each given fraction of the SMs.
     """
     import sys
 

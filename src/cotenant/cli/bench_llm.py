@@ -1,4 +1,5 @@
-"""`cotenant bench llm`: simulated TTFT and TPOT against those of a timed engine."""
+"""`cotenant bench llm`: compares simulated TTFT and TPOT with those of a timed engine, a server whose steps take the
+times of a profile and which runs no model."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ def llm(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare simulated TTFT and TPOT with a measurement: profile a timed engine through its API, send it requests in
-    real time, and simulate the same requests with that profile.
+    """Compare simulated TTFT and TPOT with measured ones. The measured server is a timed engine: its steps take the
+    times of --profile, and it runs no model. It is profiled through its API and gets requests in real time; the same
+    requests are simulated with the measured profile.
     """
     import sys
 

@@ -1,4 +1,4 @@
-"""`cotenant compare`: runs side by side as a table, as JSON or as one HTML page."""
+"""`cotenant compare`: shows the results of several runs side by side, as a table, as JSON or as one HTML page."""
 
 from __future__ import annotations
 

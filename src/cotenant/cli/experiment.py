@@ -30,8 +30,9 @@ def experiment(
     listing: Annotated[bool, typer.Option("--list", help="List the built-in experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Start a server, send it requests, stop both, and write the results: figures, an HTML report, logs of client and
-    server. If the server keeps its plan, the same run is also simulated and compared.
+    """Start a server and a client that sends it requests, stop both after the load's duration, and write the results:
+    figures, an HTML report, logs of client and server. If the server keeps its plan, the same requests are also
+    simulated, and the figures are compared.
     """
     import json
     import sys

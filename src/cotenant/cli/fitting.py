@@ -75,7 +75,8 @@ def to_file() -> bool:
 
 
 def print_whole(table: Table, console: Console | None = None) -> None:
-    """Print all columns of a table. To a file or pipe cells are not folded and lines have no trailing spaces."""
+    """Print all columns of a table. If the output goes to a file or pipe, cells are not folded, and lines have no
+    trailing spaces."""
     from rich.console import Console
 
     from cotenant.core.print_table import print_table
@@ -86,7 +87,7 @@ def print_whole(table: Table, console: Console | None = None) -> None:
 
 def print_fitting(build: Build, narrow: Build, heads: Sequence[str], dispensable: Sequence[str]) -> None:
     """Print `build(heads)`; if it does not fit, print `narrow` with as many heads as fit and name the dropped columns.
-    To a file or pipe all columns are printed.
+    If the output goes to a file or pipe, all columns are printed.
     """
     from rich.console import Console
 

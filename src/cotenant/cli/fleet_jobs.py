@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def record_at(run: Path, job: str | None) -> tuple[Record, str | None, str]:
     """Return the record of a run, the id of the job to explain, and for a job of a fleet the error of its last start.
 
-    `run` is the folder of a run or of a fleet, or the id of a job of the fleet. Raises InputError if there is none.
+    `run` is the folder of a run or of a fleet, or the id of a job of the fleet. Raises InputError if it is none of
+    these.
     """
     from cotenant.core.record.reader import read_record
 

@@ -58,8 +58,9 @@ def load(
     html: Annotated[str | None, typer.Option(help="Write a self-contained report page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Drive language models behind OpenAI's API with streams, open loop: requests leave when they are due, whatever the
-    answers do, and TTFT counts from then. With --arrivals closed:N each model has N requests in flight."""
+    """Send streaming requests to language models through OpenAI's API. Each request is sent when it is due, even if
+    earlier ones have not been answered (an open loop), and its TTFT counts from the due time. With --arrivals closed:N
+    each model always has N requests in flight instead."""
     import json
     from dataclasses import replace
 

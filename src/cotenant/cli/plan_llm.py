@@ -66,9 +66,10 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Simulate one GPU with the first model, the first two, and so on, then all models on more GPUs. Reports attainment
-    of ttft_ms and tpot_ms, and switches. With --rate, each model gets that many requests per second. With --divide,
-    each model gets parts of GPUs on which it always stays, as few GPUs as possible.
+    """Simulate one GPU with the first model, the first two, and so on, then all models on more GPUs. Reports how many
+    requests meet ttft_ms and tpot_ms, and how often models switch to or from a GPU. With --rate, each model gets that
+    many requests per second. With --divide, each model gets parts of GPUs on which it always stays, and the plan has as
+    few GPUs as possible.
     """
     import json
     import sys

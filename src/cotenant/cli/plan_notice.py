@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-# the compiled function of the last step of every plan, by which the notice sees whether compiling is done; functions
-# that only some plans need are compiled at their first use
+# Name of a compiled function, the last one that every plan needs. If it is in the compilation cache, no notice is
+# printed. Functions that only some plans need are compiled at their first use.
 PACKING = "adjust.widen"
 
 

@@ -52,7 +52,8 @@ def job(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Measure a training job's speed with few and many cores, compute the cost of less memory, and write its profile.
+    """Measure a training job's speed with few and many cores, compute how much slower it is if less memory caches its
+    data set, and write its profile.
 
     The job must train through cotenant.loop, which times the steps and ends the job.
     """

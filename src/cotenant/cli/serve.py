@@ -58,8 +58,8 @@ def serve(
     """Answer requests until Ctrl-C or SIGTERM: for the services of SERVICES.yaml by the Open Inference Protocol v2, for
     the language models of MODELS.yaml by OpenAI's API. Listens on loopback by default.
 
-    Services are planned again every period: models move without dropping a request, on more or fewer GPUs. Language
-    models start at their first request and make way for others when they are idle."""
+    Services are planned again every period: the number of GPUs may grow or shrink, and models move without dropping a
+    request. Language models start at their first request and make way for others when they are idle."""
     from cotenant.core import logs
     from cotenant.core.yamlfile import read_yaml
     from cotenant.serving.config.models import is_models_file

@@ -31,8 +31,8 @@ def top(
     url: Annotated[str, typer.Option(help="Show the server (cotenant serve) at this URL instead of tenants.")] = "",
     token: TokenFile = None,
 ) -> None:
-    """Show tenants live: requested and actual share, memory, turns, waiting time. Keys: q quits; n, g, m, w and a sort
-    by name, actual share, memory, waiting time and arrival.
+    """Show tenants live: requested and actual share, memory, turns, waiting time. Keys: q quits; the others sort: n by
+    name, g by actual share, m by memory, w by waiting time, a by arrival.
     """
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import InputError

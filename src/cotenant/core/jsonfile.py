@@ -11,8 +11,8 @@ from cotenant.core.textfile import read_text
 
 
 def read_json(path: str | Path) -> Any:
-    """Return the content of a JSON file in UTF-8, with or without a byte order mark. Raises InputError with one
-    sentence.
+    """Return the content of a JSON file in UTF-8, with or without a byte order mark. Raises InputError, whose message
+    is one sentence, if the file cannot be read, is not valid JSON or has a duplicate key.
     """
     try:
         return json.loads(read_text(path), object_pairs_hook=_once)

@@ -121,9 +121,9 @@ class LineClient:
 def serve_pipe(start: Callable[[], Callable[[Message], Message]]) -> None:
     """Answer the requests (orders) on standard input until the input ends: the main loop of a helper process.
 
-    `start` returns the function that answers. Both streams are reserved for this protocol: other output goes to
-    standard error, and processes started meanwhile do not inherit the streams, so that the caller notices when this
-    process ends.
+    `start` returns the function that answers one request. Standard input and standard output are reserved for this
+    protocol: other output goes to standard error, and processes started meanwhile do not inherit the two streams, so
+    that the caller notices when this process ends.
     """
     source, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)

@@ -31,7 +31,8 @@ class Shape(NamedTuple):
     """The resources that a kind of MIG instance takes: compute slices, memory slots, allowed starts, `-lgip` id,
     largest number.
 
-    `engines`: video decoders and optical flow units, given only where they exclude other profiles.
+    `engines`: numbers of video decoders and of optical flow units that an instance takes. They are left at 0 where they
+    never limit which instances fit on one GPU together.
     """
 
     compute: int

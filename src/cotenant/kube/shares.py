@@ -160,7 +160,8 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
             if claimed and resources[name]:
                 why = f"container {name} takes units, and the pod is placed by claims; keep one of them"
                 raise InputError(why, field=key_field(names.PLACED_BY))
-            if claimed and terms[0] is None:  # no request is stated, so the claim alone decides
+            # no request is stated: it is set to the limit, so that only the part that the claim has bounds it
+            if claimed and terms[0] is None:
                 share = dataclasses.replace(share, request=share.limit)
             found.append(dataclasses.replace(share, ends=ends, claimed=claimed))
     return found

@@ -1,5 +1,5 @@
-"""The load generator: schedules of requests, their senders, results, and experiments that compare them with
-simulations.
+"""The load generator: schedules requests, sends them and evaluates the answers. Its experiments compare the measured
+results with simulations.
 """
 
 from cotenant.core.extras import require

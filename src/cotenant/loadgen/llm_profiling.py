@@ -1,4 +1,5 @@
-"""Measures a running language-model engine through its API: which requests to send, and step times from token times."""
+"""Measures the step times of a running language-model engine through its API: chooses the requests, sends them, and
+derives step times from the times at which tokens arrive."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ class OpenAiTransport(HttpTransport):
         return False
 
     def closed(self, connection: StreamConnection) -> None:
-        """Handle a connection closed by the server, which ends a response without a length."""
+        """Handle the closing of a connection by the server. A response without a stated length ends in this way."""
         answer = connection.answer
         if answer is not None and connection.index >= 0 and (answer.done or answer.error):
             self._over(connection, answer)

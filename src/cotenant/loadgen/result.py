@@ -44,7 +44,8 @@ class LoadResult:
         return latency
 
     def summary(self) -> dict[str, Any]:
-        """Return result keys per service as in the simulator, and how late requests were sent."""
+        """Return the figures of each service and of all together, with the keys that the simulator's results have, and
+        how late requests were sent."""
         rows, latency = self.rows, self.latency_ms
         services = {}
         for s, service in enumerate(self.services):

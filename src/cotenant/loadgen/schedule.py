@@ -118,8 +118,8 @@ def _drawn(
 
 
 def _disb(service: LoadService, as_recorded: bool) -> tuple[Arrivals, tuple[float, ...]]:
-    """Return the client of a DISB file that stands for a service: the one with the service's name, else the one with
-    its model.
+    """Return the arrivals and rates of a service from a DISB file: those of the first client whose name or model is the
+    service's name. The rates are the service's own if it has any and `as_recorded` is False.
     """
     found = disb_clients(service.arrivals.path)
     for client in found:

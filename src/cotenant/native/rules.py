@@ -65,7 +65,7 @@ def ended(state: FloorState, predicted_ns: int, now_ns: int) -> None:
 
 
 def allowed_ns(rule: FloorRule, state: FloorState) -> int:
-    """Return how many ns of best-effort (BE) work the scheme tidal allows in flight now."""
+    """Return how many ns of best-effort (BE) work may be in flight now under the co-location scheme `tidal`."""
     return int(library().gate_allowed_ns(byref(rule), byref(state)))
 
 

@@ -6,7 +6,8 @@ runtime) grows by the copied bytes divided by the weight, as in Linux's complete
 that of the waiting queue with the least vruntime; queues of rank AHEAD come before all others. A queue may copy several
 chunks in a row, its slice. It loses the rest of the slice when its vruntime exceeds the least one by more than the
 whole slice would add. When an idle queue starts to wait, its vruntime is changed, if necessary, so that it differs from
-the link's clock by no more than three slices would add.
+the link's *clock* by no more than three slices would add. The clock is the vruntime of the queue that copied last, and
+never decreases; rank AHEAD has a clock of its own.
 
 Formulas, with B the bytes copied, w the queue's weight, C the bytes of a chunk, P the period (the bytes that all
 waiting queues copy together in one round of slices), and the sum over the waiting queues. The factor 16 is arbitrary:
@@ -19,10 +20,9 @@ vruntimes are integers, and it makes rounding errors small.
 Pinned and pageable memory have separate links: copies of pageable memory run at the speed of the processor, a tenth of
 the link's, and would slow down copies of pinned memory. Rank AHEAD has precedence on both.
 
-The clock is the vruntime of the queue that copied last, and never decreases; rank AHEAD has a clock of its own. A
-program that makes one copy after the other requests nothing between two copies, and other tenants use the link in that
-time. The program may make up for this later, but the clamp limits that to three slices. One slice was measured to be
-too little: a tenant of weight 3 of 4 got 0.728 of the link.
+A program that makes one copy after the other requests nothing between two copies, and other tenants use the link in
+that time. The program may make up for this later, but by no more than the three slices by which a vruntime may differ
+from the clock. One slice was measured to be too little: a tenant of weight 3 of 4 got 0.728 of the link.
 """
 
 from __future__ import annotations

@@ -64,11 +64,11 @@ def fragmentation(record: Record, timeline: Timeline) -> float:
 
 @dataclass(frozen=True)
 class Series:
-    """Time series of the cluster as time-weighted means in equal bins from the first arrival to the end; arrays of
-    length bins.
+    """Time series of the cluster. The time from the first arrival to the end is divided into equal bins; each array has
+    one time-weighted mean per bin.
     """
 
-    edges_s: Floats  #: length bins + 1
+    edges_s: Floats  #: times at which the bins begin, and the end of the last one
     running: Floats  #: jobs
     waiting: Floats  #: jobs
     gpu: Floats  #: share of the cluster's GPUs that jobs hold, 0..1

@@ -26,7 +26,8 @@ class JobMetrics:
     queueing_s: Floats  #: jct - running
     response_s: Floats  #: time from the job's arrival until it first got GPUs
     slowdown: Floats  #: jct / isolated
-    #: finish-time fairness rho of Themis (NSDI'20): completion time relative to a fair share of the cluster
+    #: finish-time fairness rho of Themis (NSDI'20): completion time divided by the time that the job would take with an
+    #: equal share of the cluster
     ftf_rho: Floats
     preemptions: NDArray[np.int64]
     moves: NDArray[np.int64]

@@ -21,7 +21,8 @@ HOLDING = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PROFILE, Kind.R
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of a record in time order (length n), with the change and the duration of each.
+    """The n events of a record in time order, with the effect of each (whether its job then holds GPUs) and how long
+    the effect lasts.
 
     An event's effect lasts until the job's next event or the end of the record.
     """

@@ -146,8 +146,8 @@ class RecordWriter:
             self._put(ROUNDS_FILE, self._take_rounds())
 
     def close(self) -> Record:
-        """Finish the record and return it. If the record has a folder, it is now at its destination. May be called
-        again."""
+        """Finish the record and return it. If the record is written to disk, its complete folder then lies at its
+        destination. Further calls return the same record."""
         if self._record is not None:
             return self._record
         if self._folder is None:

@@ -36,7 +36,8 @@ from cotenant.kube.plugin.state import PluginState
 
 LOG = logging.getLogger(__name__)
 
-# If the API server cannot be asked, a pod counts as ended after it was missing in this many rounds.
+# A container that the kubelet no longer lists loses its share at once if the API server confirms its end. If the API
+# server still lists it as running, or cannot be asked, it loses its share after it was missing in this many rounds.
 MISSED_BEFORE_GONE = 10
 Held = dict[tuple[str, str], dict[str, Any]]  # (pod's UID, container) -> the tenant that the agent holds for it
 
@@ -91,8 +92,8 @@ class Binder:
         self._hold(held, orders)
 
     def escaped(self, unseen: list[dict[str, Any]]) -> None:
-        """Report to pods which of their processes use a GPU without being connected to the agent, as the agent has
-        found.
+        """Report to pods that one of their processes uses a GPU without being connected to the agent. `unseen`: these
+        processes, which the agent has found.
         """
         pods = self._pods.by_uid()
         for row in unseen:
@@ -102,7 +103,8 @@ class Binder:
                 self._events.say(pod, NOT_ENFORCED, text, warning=True)
 
     def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
-        """Report to pods whose tenants are not limited to their shares, as the agent has detected."""
+        """Report to pods why their tenants are not limited to their shares. `tenants`: the agent's tenants, each with
+        the faults that the agent has detected."""
         pods = self._pods.by_uid()
         for row in tenants:
             pod = pods.get(row["holder"]["id"]) if row["holder"] else None
@@ -212,7 +214,8 @@ class Binder:
         return found
 
     def _let_go(self, held: Held, keep: set[tuple[str, str]], unclear: set[str], fresh: bool) -> None:
-        """Release the shares of containers that the kubelet no longer lists and whose pod has ended."""
+        """Release the shares of containers that the kubelet no longer lists and that have ended, or were missing in
+        MISSED_BEFORE_GONE rounds."""
         running = {(uid, name) for uid, pod in self._pods.by_uid().items() for name in containers_left(pod)}
         for key, row in list(held.items()):
             if key in keep or key[0] in unclear:

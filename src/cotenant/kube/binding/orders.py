@@ -61,8 +61,8 @@ def ended(pod: Mapping[str, Any]) -> bool:
 
 
 def wanted(pod: Mapping[str, Any], devices: Devices, memory: Mapping[str, int] = NO_MEMORY) -> Wanted:
-    """Return the tenants of a pod's running containers that have devices in `devices`. `memory`: bytes on each GPU that
-    claims give to containers.
+    """Return the tenants of a pod's running containers that have devices in `devices`. `memory`: for each container
+    whose claims request memory, how many bytes they give it on each of its GPUs.
 
     The request is never larger than the kubelet's allocation, even if the annotations have changed; limit and memory
     come from the pod. A claim also limits memory, and containers that use one claim at the same time divide it.

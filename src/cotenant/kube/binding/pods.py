@@ -15,7 +15,8 @@ from cotenant.kube.client import ApiError, KubeApi
 from cotenant.kube.shares import shares_of
 
 LOG = logging.getLogger(__name__)
-# longest time between two listings of the pods; it is below the 8 s that a process waits until its pod is announced
+# Longest time between two listings of the pods. A process may connect before the plugin has announced its pod to the
+# agent. The agent then lets it wait up to 8 s, so this must be less.
 LIST_EVERY_S = 5.0
 
 

@@ -78,8 +78,9 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
 
 
 def _claim_user(shares: list[ContainerShare]) -> ContainerShare:
-    """Return the container whose claim the first container in `shares` uses: itself unless it is an init container,
-    then the next sidecar or app container, or the last init container if there is none."""
+    """Return the container whose claim the first container in `shares` uses. A sidecar or app container uses its own
+    claim. An init container uses that of the next sidecar or app container; if there is none, that of the last init
+    container."""
     return next((share for share in shares if not share.ends), shares[-1])
 
 
@@ -143,7 +144,7 @@ def consumes_share(result: Mapping[str, Any]) -> bool:
 
 def memory_of_result(claim: Mapping[str, Any], result: Mapping[str, Any]) -> int | None:
     """Return how many bytes of an allocated device's memory a claim has; None if its request states no memory, since
-    the device then counts only its default.
+    Kubernetes then only counts the default amount, which is not meant as a limit.
     """
     name, _, alternative = str(result["request"]).partition("/")
     requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or []

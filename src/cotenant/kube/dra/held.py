@@ -26,7 +26,7 @@ class PodClaims:
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     # container -> bytes on each of its GPUs, if its claims request memory
     memory: dict[str, int] = field(default_factory=dict)
-    # (container, claim, GPU's UUID): parts of a GPU of containers that request no share
+    # (container, claim, GPU's UUID): a claim that gives part of a GPU to a container that requests no share by claims
     unasked: list[tuple[str, str, str]] = field(default_factory=list)
     without: list[str] = field(default_factory=list)  # containers that request a share and use no claim
 
@@ -90,7 +90,8 @@ class NodeClaims:
             memory: dict[str, int] = {}  # GPU -> bytes
             for claim, result in self._results(pod, container):
                 if share is None and not claims.consumes_share(result):
-                    continue  # only this pod can use a whole GPU or a MIG instance, so it needs no limit
+                    # the claim gives the pod a whole GPU or MIG instance that no other pod uses, so no limit is needed
+                    continue
                 uuid = self._slices.uuid_of(result["device"])
                 if uuid in instances:  # the hardware isolates a MIG instance, so the agent needs no tenant for it
                     continue

@@ -1,7 +1,8 @@
 """Registers the node's resources with the kubelet, in a thread of its own.
 
-A restarted kubelet offers no units until they are registered again, and meanwhile refuses running pods that it
-re-admits; so registration waits neither for the agent nor for the API server.
+A restarted kubelet checks again whether it can admit the running pods. It has no units to offer until they are
+registered again, and until then rejects pods that need some. So registration waits neither for the agent nor for the
+API server.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Registrar:
             self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
 
     def _meet(self) -> None:
-        """Serve all resources, and register them with a new kubelet. A kubelet that starts empties the folder: it
-        creates a new socket of its own, and removes the plugins' sockets.
+        """Serve all resources, and register them with a new kubelet. When a kubelet starts, it removes the plugins'
+        sockets from the folder and creates a new socket of its own there.
         """
         kubelet = self._folder / KUBELET_SOCKET
         try:

@@ -15,7 +15,9 @@ from cotenant.kube import names, units
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.metrics import PluginMetrics
 
-TOGETHER_S = 2.0  # the kubelet asks for a container's other resource within this time
+# A container may need units of two resources, share and memory. The kubelet asks for the second one within this time
+# after the first.
+TOGETHER_S = 2.0
 LISTED_WITHIN_S = 5.0  # PodResources lists an allocation after this time at the latest
 # If the plugin begins to advertise another GPU, the kubelet gets one message per resource, and a pod that the kubelet
 # admits between the two messages fails. So the advertised GPU changes only when no allocation was made for this long.

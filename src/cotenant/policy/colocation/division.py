@@ -13,8 +13,9 @@ QUIET_NS = 50_000_000  # a process that has launched nothing for this long is id
 # Time between two updates of the division of the budget. It is so long that work launched before an update, under the
 # old division, has ended when the next update comes.
 LOOK_NS = 10_000_000
-# A process with the number of parts n may have 1 / n of the budget in flight. This number is so large that the process
-# gets no more than the 1 ns of share_ns, so it may launch only one kernel at a time.
+# The number of parts of an idle or new process. A process with n parts may have 1 / n of the budget in flight. With
+# this n that is less than 1 ns, so `share_ns` returns its least value, with which the process may launch only one
+# kernel at a time.
 APART = 0xFFFFFFFF
 
 Key = TypeVar("Key")

@@ -54,7 +54,8 @@ def first_gains(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
     free[hosts] = True
     waiting = [int(g) for g in order if single[g] and config[g] == NONE]
     gpu = view.options.gpu[config[hosts]]
-    # sorting is stable, so pairs that exist already come first
+    # jobs that already share a host's GPU come first (False sorts before True); within both groups the order stays,
+    # since sorting is stable
     for guest in sorted(waiting, key=lambda g: view.host[g] == NONE):
         fits = free[hosts] & gains[view.kind[hosts], view.kind[guest], gpu] & (choices[guest, gpu] != NONE)
         found = hosts[fits]

@@ -43,8 +43,8 @@ def costs(view: View) -> Floats:
     """Return [J, C]: 1 / speedup, infinite for configurations that the job may not have.
 
     The speedup is the goodput divided by the goodput on an equal share of the GPUs. The latter is interpolated between
-    measured numbers of GPUs, and is proportional to the number below the least measured one. For a configuration other
-    than the present one, the speedup is multiplied by the restart factor.
+    measured numbers of GPUs; if the share is smaller than all of them, it is proportional to the share. For a
+    configuration other than the present one, the speedup is multiplied by the restart factor.
     """
     count, may = view.options.count, allowed(view)
     share = float(view.options.capacity[0]) / max(1, len(view))

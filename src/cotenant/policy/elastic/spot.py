@@ -1,5 +1,5 @@
-"""Spot and guaranteed jobs (after GFS, ASPLOS 2026): spot jobs get the GPUs that guaranteed jobs are predicted to
-leave.
+"""Spot and guaranteed jobs (after GFS, ASPLOS 2026): spot jobs get the GPUs that guaranteed jobs are predicted not to
+need.
 
 Jobs with a priority above 0 are guaranteed, the others are spot jobs. Guaranteed jobs go first and preempt spot jobs.
 GPUs are reserved for predicted guaranteed jobs, so that spot jobs do not start where they would soon be preempted.

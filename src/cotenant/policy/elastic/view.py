@@ -1,5 +1,5 @@
-"""The input and output of an elastic policy. There are J unfinished jobs, C configurations (GPU model and number of
-GPUs) and G GPU models.
+"""The input and output of an elastic policy. There are J unfinished jobs of K kinds, C configurations (GPU model and
+number of GPUs) and G GPU models.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class View:
     job ever had; `left[J]`: remaining work; `age_s[J]`: time since its arrival; `restarts[J]`: number of restarts;
     `restart_s[J]`: duration of a restart; `received_s[J, G]`: seconds that it ran on each GPU model; `priority[J]`:
     larger is more important; `kind[J]`: jobs of one kind have equal rates and wants; `job[J]`: number of the job, the
-    same in every view; `host[J]`: row of the job whose GPU it shares as the second one, NONE if it has its own;
-    `beside[K, K, G]`: the fraction of its speed that a job of the first kind keeps on a GPU with a job of the second
-    kind, 0 if not measured.
+    same in every view; `host[J]`: row of the job to whose GPU this job was added as the second one, NONE if it was
+    added to none; `beside[K, K, G]`: the fraction of its speed that a job of the first kind keeps on a GPU with a job
+    of the second kind, 0 if not measured.
     """
 
     options: Configurations

@@ -2,10 +2,10 @@
 compiled.
 
 A job's *level* selects its amounts from a table: PROPORTIONAL to its GPUs, IDEAL (its profile's demand), DOWN (the
-smaller of both on each axis), or a point of the optimal allotment. `tune` follows Synergy (OSDI'22, section 4): a job
-gets its ideal demand if it fits, otherwise its proportional share. If even that does not fit, jobs that hold more than
-theirs return the excess. So no GPU is idle for lack of CPU or memory, and no job runs slower than at its proportional
-share.
+smaller of both, for CPU and for memory separately), or, from GRID on, one of the combinations of CPU and memory among
+which the allotment `optimal` chooses. `tune` follows Synergy (OSDI'22, section 4): a job gets its ideal demand if it
+fits, otherwise its proportional share. If even that does not fit, jobs that hold more than theirs return the excess. So
+no GPU is idle for lack of CPU or memory, and no job runs slower than at its proportional share.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def allot(
 ) -> bool:  # fmt: skip
     """Place a job with the CPU and memory that the allotment gives it. False: the job must wait.
 
-    `servers`, `shares`: working arrays of length N.
+    `servers`, `shares`: working arrays with an element for each node.
     """
     level = IDEAL
     if allotment == A_PROPORTIONAL:

@@ -87,10 +87,10 @@ def build_workload(
     """Build the demand tables for the jobs on the cluster.
 
     `two_speed`: use only two speeds, proportional and ideal, as the public Synergy simulator does; otherwise
-    interpolate the whole table. `proportional_keys`: orderings assume the proportional speed, otherwise the ideal one.
-    `grid`: add the levels among which the optimal allotment chooses. `trace_gpu`: the GPU model to which the trace's
-    run times and the profiles' iteration times refer (default: that of the cluster's first node). `trace`: the source
-    of the jobs, for error messages.
+    interpolate the profile's whole table of speeds by CPU and memory. `proportional_keys`: orderings assume the
+    proportional speed, otherwise the ideal one. `grid`: add the levels among which the optimal allotment chooses.
+    `trace_gpu`: the GPU model to which the trace's run times and the profiles' iteration times refer (default: that of
+    the cluster's first node). `trace`: the source of the jobs, for error messages.
 
     Errors (InputError): a model without a profile, a job larger than the cluster, a GPU model that is unknown, a job
     that would get no CPU.

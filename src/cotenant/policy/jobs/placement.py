@@ -299,8 +299,8 @@ def _first_fit(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: i
 def _nth_bucket(
     alloc: Allocation, demand: Demand, nodes: Array, typ: int, level: int, free: int, need: int, skip: int
 ) -> int:
-    """Return the lowest node after `skip` that has exactly `free` free GPUs and can take `need` of the type's GPUs; -1:
-    none.
+    """Return the lowest number of a node after `skip` that has exactly `free` free GPUs and can give `need` of them,
+    with their CPU and memory, to a job of this type and level; -1: there is none.
     """
     start = skip + 1
     for w in range(start >> 6, alloc.bucket.shape[1]):

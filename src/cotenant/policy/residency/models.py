@@ -9,9 +9,9 @@ returns actions that start a model's program, evict it to host memory, restore i
    of lower rank it is evicted after `idle_s`.
 3. Of the idle models, those of the lowest rank are evicted first, then those with the smallest expected cost: seconds
    to restore over seconds idle, since the longer a model is idle, the less likely its next request is now.
-4. A busy model is evicted for one of higher rank, or for an equal one once it has been resident for `back (1 - f) / f`
-   seconds, if restoring it takes `back` seconds; so at most the fraction f of the time goes to moves. It gets no more
-   requests ("draining"), its streams end, and it is evicted.
+4. A busy model is evicted for a waiting one of higher rank; for one of equal rank only once it has been resident for
+   `back (1 - f) / f` seconds. `back` is the time to restore it, so moves take at most the fraction f of the time. The
+   busy model first gets no more requests ("draining"), and is evicted when its streams have ended.
 """
 
 from __future__ import annotations

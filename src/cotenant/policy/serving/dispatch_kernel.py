@@ -1,10 +1,11 @@
 """The compiled core of the dispatcher, which chooses the next batch of each gpulet (a part of a GPU on which services
 take turns). No clock, no input or output; the caller passes times in ms.
 
-Requests of a service wait in one queue, first come, first served. An idle gpulet takes its services that have requests
-in turn, so a cycle gives every service a batch. A request that can no longer be answered in time is dropped when it is
-at the head of the queue. Under overload (more requests wait than fit into a batch) the head is dropped in favour of a
-full batch; otherwise the batch is reduced until the head is in time.
+Requests of a service wait in one queue, first come, first served. An idle gpulet takes a batch from the next of its
+services, in a fixed cyclic order, that has requests; so every such service gets one batch in each cycle. A request that
+can no longer be answered in time is dropped when it is at the head of the queue. Under overload (more requests wait
+than fit into a batch) the head is dropped in favour of a full batch; otherwise the batch is reduced until the head is
+in time.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ DROP = np.dtype([("svc", "i8"), ("seq", "i8"), ("tag", "i8")], align=True)
 
 
 class Desk(NamedTuple):
-    """The state of a dispatcher of batches: seats (places of services on gpulets), gpulets (parts of GPUs), queues;
-    ring (S, size): the waiting requests, size is a power of two; seats_of: the seats of each service (queue.first,
-    count), fastest first; exec_ms (seats, B+1): planned time of a batch; drops: the requests dropped since `ndrops[0]`
-    was last set to 0.
+    """The state of a dispatcher of batches for S services, the largest of B requests: seats (places of services on
+    gpulets), lets (gpulets, parts of GPUs), queues (one for each service). ring (S, size): the waiting requests of each
+    service, size is a power of two; seats_of: the numbers of the seats, those of one service at first..first+count of
+    its queue, the fastest first; exec_ms (seats, B+1): planned time on each seat of a batch of each size; drops: the
+    requests dropped since `ndrops[0]` was last set to 0.
     """
 
     seats: np.ndarray

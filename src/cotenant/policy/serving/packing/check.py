@@ -1,9 +1,13 @@
 """Verifies a serving plan: computes all times and capacities again from the profile, independently of the planners'
 arithmetic.
 
-A plan is valid if, on every GPU, the gpulets (parts of the GPU) fit by MIG geometry, shares, number, memory and
-network; if, on every gpulet, the work of one cycle fits into the cycle and cycle plus work stay within every SLO, under
-the interference of the neighbours' worst models; and if every service's capacity reaches its rate.
+A plan is valid if all of this holds:
+
+- On every GPU, MIG allows the instances together, there are not too many gpulets (parts of the GPU), their shares add
+  up to at most 1, and memory and network suffice.
+- On every gpulet, under the interference of the neighbours' worst models, the work of one cycle fits into the cycle,
+  and cycle plus work stay within every SLO.
+- Every service's capacity reaches its rate, less the requests that the plan says it leaves out.
 """
 
 from __future__ import annotations

@@ -140,13 +140,14 @@ def cover(
     solo: np.ndarray, frac: np.ndarray, cost: np.ndarray, demand: np.ndarray, counts: np.ndarray, chosen: np.ndarray,
     budget: int,
 ) -> int:  # fmt: skip
-    """Fill `chosen` with patterns, ways to divide a GPU (one for each GPU, -1: not used) that serve `demand` with
-    `counts` GPUs of each type.
+    """Choose patterns (ways to divide a GPU) that together serve `demand` with `counts` GPUs of each type, and write
+    them to `chosen`, one for each GPU; -1: the GPU is not used.
 
-    caps (C, S), kind (C): the capacities and the GPU type of each pattern; group as in `last_gpu`; limits (3, S): the
-    most that a service gets from a whole GPU, from a gpulet beside another service's, and from any pattern; prices (L,
-    S), worth (L, T); solo, frac and cost as in `space_needed`. `budget`: how many patterns may be tried. Returns FOUND,
-    NONE (proven that no set of patterns serves the demand) or LIMIT.
+    Axes: C patterns, S services, L price vectors, T GPU types. caps (C, S), kind (C): the capacities and the GPU type
+    of each pattern; group as in `last_gpu`; limits (3, S): the most that a service gets from a whole GPU, from a gpulet
+    beside another service's, and from any pattern; prices (L, S), worth (L, T); solo, frac and cost as in
+    `space_needed`. `budget`: how many patterns may be tried. Returns FOUND, NONE (proven that no set of patterns serves
+    the demand) or LIMIT.
     """
     levels, S = counts.sum(), demand.shape[0]
     price = prices[bound_of(prices, worth, demand, counts)[1]] + 1e-9 / limits[2]

@@ -75,9 +75,10 @@ def let_rows(seats: int) -> np.dtype:
 class Tables(NamedTuple):
     """The tables of a serving planner, as arrays of the records above, so that kernels have few arguments.
 
-    lat (T, M, P, B+1): ms, inf if a cell is missing; cell (T, M, B+1); gpu (T); size (T, P); svc (S); cap (T, S, P):
-    requests/s alone on a partition; gpu_type (N); seats: how many services may share a gpulet; rising: whether a larger
-    batch never causes less pressure.
+    Axes: T GPU types, M models, P partitions, S services, N GPUs; B is the largest batch. lat (T, M, P, B+1): ms of a
+    batch, inf if the profile has no value for it; cell (T, M, B+1); gpu (T); size (T, P); svc (S); cap (T, S, P):
+    requests/s alone on a partition; gpu_type (N): type of each GPU; seats: how many services may share a gpulet;
+    rising: whether a larger batch never causes less pressure.
     """
 
     lat: np.ndarray

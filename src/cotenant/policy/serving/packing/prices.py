@@ -86,8 +86,9 @@ def cover_table(T: Tables) -> CoverTable:
 
 
 def _library(caps: np.ndarray, kind: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """Return price vectors for the balanced demand, for each service alone, and for random demands with a fixed seed,
-    half of them without some services.
+    """Return price vectors, one for each GPU type and each of these demands: the largest capacities of all services at
+    once, that of each service alone, and random demands with a fixed seed, half of them without some services.
+    `largest`: the most that one GPU gives each service.
     """
     services = len(largest)
     rng = np.random.default_rng(0)

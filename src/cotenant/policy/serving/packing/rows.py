@@ -56,8 +56,9 @@ def _together(T: Tables, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]
 
 
 def place_patterns(T: Tables, table: SharedTable, chosen: Sequence[int], rates: np.ndarray, out: State) -> bool:
-    """Write chosen patterns (ways to divide a GPU), one for each GPU, that serve the rates into a packing state.
-    Returns False if they exceed an SLO together, or a gpulet has more models than it may.
+    """Write the chosen patterns (ways to divide a GPU) into the packing state `out`, each to one GPU, and divide the
+    rates among their gpulets (parts). Returns False if no pattern was chosen, if the state exceeds an SLO, or if a
+    gpulet has more models than it may.
     """
     empty_all(out)
     if not chosen:

@@ -9,10 +9,12 @@ least as much of every service.
 
 The search is depth-first over GPUs. At each node of the search tree, prices for requests bound what the remaining GPUs
 can serve. The capacities of the patterns are first limited to the remaining rates, since more is worth nothing; this
-makes the bound sharper than the bound for rates in general. The prices are scaled so that the best patterns on all GPUs
-together earn at most 1. Let V be the value of the remaining rates at these prices. A plan must earn V, so it may lose
-at most 1 - V against the best patterns. A pattern that alone loses more than that against the best one of its GPU type
-is in no plan, and is removed.
+makes the bound sharper than with the full capacities.
+
+A pattern earns the sum of its capacities times their prices. The prices are scaled so that all remaining GPUs together
+earn at most 1, if each has the best pattern of its type. Let V be the value of the remaining rates at these prices. A
+plan must earn at least V. The loss of a pattern is what it earns less than the best one of its GPU type, and the losses
+of a plan's patterns may sum to at most 1 - V. So a pattern with a larger loss is in no plan, and is removed.
 """
 
 from __future__ import annotations
