@@ -19,7 +19,9 @@
 #define SOFT_PAGEABLE_PERMILLE 285
 /* the driver copies up to this many bytes of pageable memory to a buffer of its own, so the call returns at once */
 #define SOFT_PAGEABLE_SMALL_BYTES 65536
-#define SOFT_COPY_START_NS 1000 /* time from the moment at which a copy is first in its stream to its first byte */
+/* time from the moment at which all earlier work in a copy's stream has ended and the link is free, until the copy's
+ * first byte moves */
+#define SOFT_COPY_START_NS 1000
 /* DEMAND_*: fraction of the memory bandwidth that a kernel of the work class (unknown, memory or compute) uses if it
  * is alone. These values and DENSITY_* were fitted to measurements on an H100 80GB HBM3. A ResNet-50 on 32 SMs of
  * its own takes 3.2 times as long beside copies of 2 GiB (the copies become 3 % slower), and 1.1 times as long
@@ -36,9 +38,8 @@
  * duration */
 #define SOFT_FILL_MEMORY_PERMILLE 800
 /* fraction of the SMs on which a memory-bound kernel reaches its full speed; with fewer SMs its speed is
- * proportional to their number. Kernels of a training job take 1.34 times as long on 25 % of the SMs as on 75 %
- * (H200, median of nine), so they reach full speed on 1.34 times 25 %. If a memory-bound kernel runs on another 25
- * %, they take 1.27 to 1.77 times as long instead of 1.34 */
+ * proportional to their number. Memory-bound kernels of a training job take 1.34 times as long on 25 % of the SMs as
+ * on 75 % (H200, median of nine ratios), so they reach full speed on 1.34 times 25 % */
 #define SOFT_REACH_MEMORY_PERMILLE 335
 #define SOFT_TIME_SLICE_NS 2000000 /* without MPS, one process runs at a time: for this long if another process waits */
 /* time of a switch between processes without MPS. Beside the same best-effort work, the median latency of a

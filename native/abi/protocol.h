@@ -157,7 +157,7 @@ struct cotenant_header {
 };
 _Static_assert(sizeof(struct cotenant_header) == 32, "cotenant_header does not have 32 bytes");
 
-/* HELLO. */
+/* Body of HELLO. */
 struct cotenant_hello {
     uint32_t pid; /* pid as the process sees it; the agent uses SO_PEERCRED instead */
     uint32_t flags; /* not used */
@@ -170,7 +170,7 @@ struct cotenant_hello {
 };
 _Static_assert(sizeof(struct cotenant_hello) == 224, "cotenant_hello does not have 224 bytes");
 
-/* HELLO_REPLY. */
+/* Body of HELLO_REPLY. */
 struct cotenant_hello_reply {
     uint64_t connection_id;
     uint32_t fail_mode; /* FailMode */
@@ -181,7 +181,7 @@ struct cotenant_hello_reply {
 };
 _Static_assert(sizeof(struct cotenant_hello_reply) == 224, "cotenant_hello_reply does not have 224 bytes");
 
-/* GPU_ATTACH. */
+/* Body of GPU_ATTACH. */
 struct cotenant_gpu_attach {
     uint8_t uuid[16]; /* UUID of the GPU or MIG device */
     uint64_t total_bytes;
@@ -193,7 +193,7 @@ struct cotenant_gpu_attach {
 };
 _Static_assert(sizeof(struct cotenant_gpu_attach) == 224, "cotenant_gpu_attach does not have 224 bytes");
 
-/* TOKEN_REQUEST. */
+/* Body of TOKEN_REQUEST. */
 struct cotenant_token_request {
     /* estimate of the longest time for which the process keeps the GPU busy without a pause; 0: not known */
     uint64_t burst_ns;
@@ -207,7 +207,7 @@ struct cotenant_token_request {
 };
 _Static_assert(sizeof(struct cotenant_token_request) == 224, "cotenant_token_request does not have 224 bytes");
 
-/* TOKEN_RELEASE. */
+/* Body of TOKEN_RELEASE. */
 struct cotenant_token_release {
     uint64_t epoch;
     uint64_t used_ns; /* drained_ns - first_submit_ns; 0 if nothing was launched */
@@ -225,7 +225,7 @@ struct cotenant_token_release {
 };
 _Static_assert(sizeof(struct cotenant_token_release) == 224, "cotenant_token_release does not have 224 bytes");
 
-/* TOKEN_GRANT. */
+/* Body of TOKEN_GRANT. */
 struct cotenant_token_grant {
     uint64_t epoch;
     uint64_t deadline_ns; /* end of the turn; NO_DEADLINE: it lasts until it is revoked */
@@ -234,14 +234,14 @@ struct cotenant_token_grant {
 };
 _Static_assert(sizeof(struct cotenant_token_grant) == 224, "cotenant_token_grant does not have 224 bytes");
 
-/* TOKEN_REVOKE. */
+/* Body of TOKEN_REVOKE. */
 struct cotenant_token_revoke {
     uint64_t epoch;
     uint8_t reserved[216];
 };
 _Static_assert(sizeof(struct cotenant_token_revoke) == 224, "cotenant_token_revoke does not have 224 bytes");
 
-/* MEMORY_RESERVE, COMMIT, RELEASE, QUERY, STATE and REPLY. */
+/* Body of all messages whose names begin with MEMORY. */
 struct cotenant_memory {
     uint32_t family; /* MemoryFamily */
     uint32_t reserved_0;
@@ -255,7 +255,7 @@ struct cotenant_memory {
 };
 _Static_assert(sizeof(struct cotenant_memory) == 224, "cotenant_memory does not have 224 bytes");
 
-/* WARNING, ERROR, GOODBYE. */
+/* Body of WARNING, ERROR and GOODBYE. */
 struct cotenant_text {
     uint32_t code; /* WarningCode or Status */
     uint32_t reserved_0;
@@ -263,7 +263,7 @@ struct cotenant_text {
 };
 _Static_assert(sizeof(struct cotenant_text) == 224, "cotenant_text does not have 224 bytes");
 
-/* BURST_REPORT. */
+/* Body of BURST_REPORT. */
 struct cotenant_burst {
     uint64_t burst_ns;
     uint64_t gap_ns;
@@ -271,7 +271,7 @@ struct cotenant_burst {
 };
 _Static_assert(sizeof(struct cotenant_burst) == 224, "cotenant_burst does not have 224 bytes");
 
-/* All messages whose names begin with MOVE. */
+/* Body of all messages whose names begin with MOVE. */
 struct cotenant_move {
     /* MOVE_OUT: least number of bytes to evict; MOVE_IN, MOVE_ALLOW: bytes that may be mapped so far; MOVE_ROOM:
      * bytes that are needed; MOVE_PROGRESS, MOVE_DONE: bytes moved so far */
@@ -302,7 +302,7 @@ struct cotenant_move {
 };
 _Static_assert(sizeof(struct cotenant_move) == 224, "cotenant_move does not have 224 bytes");
 
-/* COPY_REPLY. */
+/* Body of COPY_REPLY. */
 struct cotenant_copies {
     uint32_t queue; /* index of the tenant's queue on the copy page */
     uint32_t participant; /* number of this process on the copy page, never 0 */
@@ -311,7 +311,7 @@ struct cotenant_copies {
 };
 _Static_assert(sizeof(struct cotenant_copies) == 224, "cotenant_copies does not have 224 bytes");
 
-/* CHANNEL_GROUP. */
+/* Body of CHANNEL_GROUP. */
 struct cotenant_channel_group {
     /* client, device, subdevice and group are handles of driver objects; together they identify the channel group */
     uint32_t client;
@@ -324,7 +324,7 @@ struct cotenant_channel_group {
 };
 _Static_assert(sizeof(struct cotenant_channel_group) == 224, "cotenant_channel_group does not have 224 bytes");
 
-/* FLOOR_JOIN; the agent identifies the process by its socket. */
+/* Body of FLOOR_JOIN; the agent learns from the operating system which process sent it. */
 struct cotenant_floor_join {
     uint8_t uuid[16]; /* UUID of the GPU */
     uint8_t reserved_token[64];
@@ -335,7 +335,7 @@ struct cotenant_floor_join {
 };
 _Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join does not have 224 bytes");
 
-/* FLOOR_PAGE; for LS processes header.slot is the index of their flag. */
+/* Body of FLOOR_PAGE; for an LS process, header.slot is the index of its LS-activity flag. */
 struct cotenant_floor_reply {
     uint32_t work_class; /* WorkClass of this best-effort tenant's kernels */
     uint32_t work_sms; /* number of SMs that this tenant's kernels would fill; may exceed the GPU's; 0: not known */

@@ -42,7 +42,7 @@ struct floor_state {
     int64_t credit_at_ns; /* scheme tidal: time up to which credit_ns is counted */
     int64_t open_ns; /* scheme tidal: length of the current measuring window, a time without active LS work */
     int64_t dry_ns; /* scheme tidal: part of the current measuring window in which no BE work was on the GPU */
-    int64_t area_ns2; /* scheme tidal: integral over the current measuring window of the work in flight */
+    int64_t area_ns2; /* scheme tidal: integral of the work in flight over the time of the current measuring window */
     /* scheme tidal: time up to which open_ns, dry_ns and area_ns2 are counted; 0: LS work was active, so counting
      * starts anew */
     int64_t open_at_ns;
@@ -54,7 +54,7 @@ struct floor_state {
 };
 _Static_assert(sizeof(struct floor_state) == 104, "floor_state does not have 104 bytes");
 
-/* A slot of a link that a process has claimed for a chunk. */
+/* A process's claim of a slot of a link; each chunk (part of a copy) needs a slot while it is in flight. */
 struct copy_ticket {
     uint64_t word; /* the value that the process wrote to the slot */
     uint32_t slot;

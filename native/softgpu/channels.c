@@ -1,8 +1,8 @@
 /* The driver objects behind contexts (clients, channel groups, channels), and the driver's controls on them, for the
- * software GPU. A program reports the objects that it creates by ioctl(), as libcuda does. A process that holds the
- * program's device file may set time slices, and may disable channels, which takes them off the device. The kernel
- * does not know these calls: the driver shim intercepts them, and passes those of the software GPU to
- * cotenant_soft_ioctl. */
+ * software GPU. A program calls ioctl() to report the objects that it has created, as libcuda does. A process that
+ * holds the program's device file may set time slices, and may disable channels; a group whose channels are all
+ * disabled does not run. The kernel does not know these calls: the driver shim intercepts them, and passes those of
+ * the software GPU to cotenant_soft_ioctl. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -26,7 +26,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     event->kind = 0;
-    /* an event whose time is not known is still used by a held stream, so it must not be freed */
+    /* while the time is not known, the list of a held stream (deferred.c) has the event, so it must not be freed */
     if (event->when_ns != SOFT_UNKNOWN_NS)
         free(event);
     return CUDA_SUCCESS;

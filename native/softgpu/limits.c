@@ -3,10 +3,12 @@
  * are folders below COTENANT_SOFTGPU_CGROUPS, which cotenant.softgpu.cgroups creates and changes in the kernel's
  * place. If that variable is not set, the driver behaves as release 580, which has no such limits.
  *
- * If the root group has a file dmem.capacity, the kernel enforces limits: the limit of a group is its dmem.max,
- * provided that its parent delegates dmem, and it applies to all groups below it. Otherwise the driver itself counts
- * (in the file driver.limits: region, soft limit, hard limit, uncounted bytes). Then only the nearest group with a
- * limit is charged, and memory that was allocated before the first limit was set is never counted. */
+ * If the root group has a file dmem.capacity, the kernel enforces limits. The limit of a group is in its file dmem.max,
+ * which exists only if the parent group delegates dmem. It limits the group and all groups below it together.
+ *
+ * Otherwise the driver itself counts (in the file driver.limits: region, soft limit, hard limit, uncounted bytes). Then
+ * only one limit applies to a process: that of its own group or, if that has none, of the nearest group above that has
+ * one. Memory that was allocated in a group before its first limit was set is never counted. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

@@ -3,10 +3,11 @@
  * model for single kernels. Here, the end of work is computed once, when the work is enqueued, from the work that
  * the other processes have enqueued by then.
  *
- * Each process has its own time line. Work of other processes delays a unit of work (a kernel, or the kernels of a
- * graph). If there are not enough SMs for both, each kernel of the unit waits for one of their kernels as long as
- * they have work enqueued, because a running kernel is not preempted. If there are enough SMs, the unit runs at the
- * same time but more slowly, according to its share of the memory bandwidth. */
+ * Each process has its own time line. A unit of work (a kernel, or the kernels of a graph) is delayed by each other
+ * process that has work enqueued. If there are not enough SMs for the work of both processes, each kernel of the unit
+ * waits for one kernel of the other process until the other process has no more work, because a running kernel is not
+ * preempted. If there are enough SMs, or if one of the two is memory-bound, both run at the same time, and the unit is
+ * slowed according to its share of the SMs and of the memory bandwidth. */
 #include <stdlib.h>
 
 #include "softgpu.h"

@@ -61,8 +61,9 @@ struct soft_group {
     uint64_t delay_ns;             /* how far the group's clock is behind the host's clock */
     /* sums since the group was created; yields: number of runs that ended because the group had no more work */
     uint64_t busy_ns, runs, yields;
-    uint64_t slice_ns, slice_us;   /* the time slice in use in ns, and as it was set in us */
-    /* off: one bit for each channel that is disabled, which means that it is off the device */
+    /* slice_us: the time slice as it was set. slice_ns: the time slice in use, at most SOFT_LONGEST_SLICE_NS */
+    uint64_t slice_ns, slice_us;
+    /* off: one bit for each disabled channel; the group does not run while all its channels are disabled */
     uint32_t present, off;
     /* how many more times each channel was disabled than enabled; the driver counts this, too */
     uint32_t disabled[SOFT_CHANNELS];
@@ -111,7 +112,9 @@ struct soft_unit {
     uint32_t kernels; /* number of kernels in the unit; 0 means one */
     uint32_t sms;     /* number of SMs that each kernel could use; 0: all */
     uint32_t work;    /* work class: 1 unknown, 2 memory-bound, 3 compute-bound */
-    bool overdue;     /* the stream was held and the pump thread is late, so the work may begin in the past */
+    /* the work was in the list of a held stream, and the pump thread (deferred.c) came to it late, so the work may
+     * begin in the past */
+    bool overdue;
 };
 /* reserves the next free time span of a device; returns the end of that span */
 uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit);

@@ -151,7 +151,7 @@ int soft_map_file(int fd)
 {
     static struct stat mapped_file;
     struct stat found;
-    if (self) /* a process that uses a device must not change its state file */
+    if (self) /* a process that uses a device must not switch to another state file */
         return 0;
     if (syscall(SYS_fstat, fd, &found) != 0 || found.st_size < (off_t)sizeof *state)
         return -1;

@@ -57,7 +57,7 @@ static struct place {
     uint32_t flying;                  /* number of pieces that hold a slot */
     /* number of granted pieces that have not ended, including those that have lost their slot */
     uint32_t issued;
-    /* when the list was last polled, a piece of this process was waiting for a slot on this link */
+    /* at the last poll of this process's copies, one of their pieces was waiting for a slot on this link */
     bool waited;
     /* What the current poll found: asked: a piece requested a slot. waits: a piece waits for a slot. soon: a piece
      * will request a slot soon. behind: a copy waits behind another one of this process. */

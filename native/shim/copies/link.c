@@ -152,14 +152,15 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
     return ticket;
 }
 
-/* Makes a copy on the calling thread, piece by piece, because the driver copies pageable memory on that thread.
+/* Makes a copy on the calling thread, piece by piece, because the driver copies pageable memory on that thread. Copies
+ * of pinned memory are made this way only if the stream itself cannot wait for slots.
  *
- * The driver call of a larger copy also waits for earlier work in the stream. The thread waits for that work before
- * it requests the first slot, so that it holds no slot meanwhile.
+ * If the copy has several pieces, or if the memory is pinned, the thread must wait for earlier work in the stream. It
+ * waits for that work before it requests the first slot, so that it holds no slot meanwhile.
  *
  * The queue stays marked as waiting until the last piece has a slot, even while a piece is in flight. Otherwise
- * weights would have no effect, since a thread has only one piece in flight. This delays only copies of pageable
- * memory of other tenants. */
+ * weights would have no effect, since a thread has only one piece in flight. This delays only other tenants' copies of
+ * the same kind of memory (pageable or pinned) in the same direction. */
 static CUresult paced_by_thread(const struct copy_link *link, const struct host_copy *copy, bool pinned)
 {
     const struct cotenant_copy_page *page = link->page;

@@ -40,11 +40,11 @@ bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struc
 }
 
 /* Chooses whether the next launches wait on the host or on the device, after a launch that waited on the host for
- * waited_ns. If launches wait on the host most of the time, the program launches faster than its GPU works, and keeps
- * the GPU busy within the budget. Then launches continue to wait on the host, because LS work finds less work in flight
- * that way: a stream passes its wait while the work in front of it still runs, so more than one part of the work may
- * be in flight on the device. Otherwise the program may launch ahead for STAY_NS. Waits while LS work is active do not
- * count. */
+ * waited_ns. If launches wait on the host for much of the time (COTENANT_RUN_AHEAD_BELOW_PERMILLE or more), the program
+ * launches faster than its GPU works, and keeps the GPU busy within the budget. Then launches continue to wait on the
+ * host, because waits on the device leave more work in flight when LS work arrives: a stream passes such a wait while
+ * the work in front of the wait still runs. Otherwise the program may launch ahead for STAY_NS. Waits while LS work is
+ * active do not count. */
 void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t now_ns)
 {
     struct floor_ahead *ahead = &floor->ahead;

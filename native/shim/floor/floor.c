@@ -173,7 +173,7 @@ static bool may_go(struct floor *floor, struct gpu *gpu, struct work work, int64
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
 }
 
-/* Predicts the end of the oldest batch in flight. The next batch begins and is timed from the returned time on. */
+/* Returns the predicted end of the oldest batch in flight. At that time the next batch begins. */
 static int64_t oldest_ends_ns(struct floor *floor)
 {
     if (floor->oldest == floor->newest)
@@ -222,7 +222,7 @@ static bool has_enough(const struct piece *open, int64_t allowed_ns)
     return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;
 }
 
-/* Returns whether the launch stays within the budget by what is known without asking the driver; if so, counts it. */
+/* Returns whether the launch stays within the budget, judged without a call of the driver; if so, counts it. */
 static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece *open, int64_t ns)
 {
     struct floor_rule rule = current_rule(floor, gpu, floor->stated);

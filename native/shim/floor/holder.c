@@ -1,11 +1,13 @@
 /* Sets and clears the activity flag of a latency-sensitive (LS) program on the gate page. The program itself is not
  * modified.
  *
- * Each launch takes the slow path, which sets the flag before the launch. A thread clears the flag after all streams
- * have been idle for LINGER_NS. It does not clear it earlier, because a request that waited for another one is
- * launched within that time and would otherwise have to wait for a best-effort kernel. `started` is incremented
- * before the flag is set. So if started == finished and `raises` has not changed, no kernel runs. While a thread
- * waits for a turn, the flag stays set. */
+ * Each launch takes the slow path (cot_gate_slow), which sets the flag before the launch. A thread clears the flag
+ * after all streams have been idle for LINGER_NS. It does not clear it earlier, because a request that waited for
+ * another one is launched within that time and would otherwise have to wait for a best-effort kernel. While a thread
+ * waits for a turn, the flag stays set.
+ *
+ * A launch increments `started`, sets the flag, which increments `raises`, and at last increments `finished`. So no
+ * kernel runs if started == finished, all streams are idle, and `raises` is the same before and after this check. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>

@@ -130,8 +130,8 @@ static inline bool cot_ahead_is_full(const struct piece *open)
     return open->predicted_ns >= AHEAD_PIECE_NS || open->count >= PIECE_LOG;
 }
 
-/* Returns whether the launch can be added to the open batch without a new wait in the stream. A change of the
- * settings therefore takes effect at the stream's next wait. */
+/* Returns whether the launch can be added to the open batch without a new wait in the stream. The in-flight budget is
+ * read only when a wait is inserted, so a change of the budget takes effect at the stream's next wait. */
 static inline bool cot_ahead_goes_on(const struct floor *floor, const struct piece *open, int64_t ns)
 {
     return ns != COST_UNKNOWN_NS && !cot_ahead_is_full(open) && floor->ahead.since_ns + ns <= floor->ahead.part_ns &&

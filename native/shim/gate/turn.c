@@ -101,7 +101,7 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now)
     cot_agent_send(COTENANT_TOKEN_RELEASE, gpu->slot, &release, sizeof release);
 }
 
-/* Advances a turn that is ending by the steps that are possible now. Returns the time in ns until the next check. */
+/* Ends a turn in steps: carries out those that are possible now. Returns the time in ns until the next check. */
 static uint64_t advance_close(struct gpu *gpu, uint64_t now)
 {
     if (gpu->state == GATE_CLOSING) {

@@ -9,8 +9,8 @@
 #include "swap/swap.h"
 
 #define BUCKETS 4096
-/* A reservation is stored with the number of the agent that made it in its upper bits, since another agent does not
- * know it, or knows another one by its number. */
+/* The upper bits of a stored reservation say which agent made it (the number of agents that were lost before). After a
+ * reconnection, the new agent does not know the reservation, or has given the same number to another one. */
 #define AGENT_SHIFT 48
 #define NUMBER_MASK ((UINT64_C(1) << AGENT_SHIFT) - 1)
 #define AGENT_MASK UINT64_C(0xffff)
@@ -49,8 +49,9 @@ static void wait_until_attached(const struct gpu *gpu)
     pthread_mutex_unlock(&cot_lock);
 }
 
-/* Returns whether the report to a new agent will include a change of this family. Then no message of its own tells the
- * change, which would be counted twice, or not at all if the report is sent after it. The caller holds memory_lock. */
+/* Returns whether the process has yet to report to a new agent how much memory of this family it holds. That report
+ * includes the change that the caller makes, so the caller must not send a message about the change: the agent would
+ * count it twice. The caller holds memory_lock. */
 static bool is_reported_later(const struct gpu *gpu, uint32_t family)
 {
     /* a context's size is not in the report: the agent knows it */
@@ -219,12 +220,14 @@ void cot_memory_agent_lost(void)
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Reports what the process holds of a family; of pinned host memory, which belongs to no GPU, `gpu` is NULL. If the
- * amount changes while the report is sent, it is reported again, so that nothing is counted twice. */
+/* Reports to the agent how much memory of a family the process holds. `gpu` is NULL for pinned host memory, which
+ * belongs to no GPU. If the amount changes while the report is sent, it is reported again, since no other message tells
+ * the agent of that change (is_reported_later). */
 static void report(struct gpu *gpu, uint32_t family)
 {
     uint64_t *held = gpu ? &gpu->held[family] : &host_held, agent = atomic_load(&cot_agents_lost);
-    /* a report of nothing changes nothing, except that the agent adds the size of a context */
+    /* true: a report of 0 bytes need not be sent, since the agent assumes 0. For contexts it must be sent, since the
+     * agent then charges the estimated size of a context. */
     bool told = gpu && (family != COTENANT_MEMORY_CONTEXT || gpu->contexts == 0);
     struct cotenant_memory state = {.family = family};
     for (;;) {

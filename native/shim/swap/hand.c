@@ -1,11 +1,11 @@
 /* Handle transfer: passes device memory from a process that is being evicted to a process that is being restored.
  *
  * The driver clears released memory with a copy engine before the memory can be allocated again. The copies of the
- * process that is restored need that engine at the same time. Memory that restored contents will overwrite
- * completely needs no clearing, so a piece of that kind is passed to the other process as a descriptor instead of
- * being released. The agent makes a pair of connected sockets for the descriptors. It sends one of them to each of
- * the two processes, together with the order to evict or restore memory. Memory that has not been taken when the
- * sockets are closed becomes free. */
+ * process that is restored need that engine at the same time. But memory need not be cleared if the restored contents
+ * will overwrite it completely. So instead of being released, such memory is passed to the other process, as one
+ * descriptor for each piece. The agent makes a pair of connected sockets for the descriptors. It sends one of them to
+ * each of the two processes, together with the order to evict or restore memory. Memory that has not been taken when
+ * the sockets are closed becomes free. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>

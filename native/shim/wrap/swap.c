@@ -85,7 +85,7 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
         size_t own_bytes;                                                                               \
         if (!cot_swap_extent(address, &own_base, &own_bytes) && !cot_share_extent(address, &own_base, &own_bytes)) \
             return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))REAL_POINTER(name))(base, bytes, address); \
-        if (own_bytes == 0) /* the address is in a slot of a slab that is not in use */                              \
+        if (own_bytes == 0) /* the address is in an unused slot of a slab */                                         \
             return CUDA_ERROR_INVALID_VALUE;                                                            \
         if (base)                                                                                       \
             *base = own_base;                                                                           \

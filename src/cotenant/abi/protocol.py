@@ -154,7 +154,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("slot", "I"),  # index of the GPU's slot on the process's page, or NO_SLOT
         ("sent_ns", "Q"),
     ),
-    "hello": (  # HELLO
+    "hello": (  # Body of HELLO
         ("pid", "I"),  # pid as the process sees it; the agent uses SO_PEERCRED instead
         ("flags", "I"),  # not used
         ("start_time_ticks", "Q"),  # field 22 of /proc/self/stat
@@ -164,7 +164,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("program", "64s"),  # name of the program, for display
         ("reserved", "72x"),
     ),
-    "hello_reply": (  # HELLO_REPLY
+    "hello_reply": (  # Body of HELLO_REPLY
         ("connection_id", "Q"),
         ("fail_mode", "I"),  # FailMode
         ("reconnect_ms", "I"),  # time between two attempts of the shim to reconnect to an agent that has ended
@@ -172,7 +172,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("oversubscribe", "I"),  # Oversubscribe
         ("reserved", "140x"),
     ),
-    "gpu_attach": (  # GPU_ATTACH
+    "gpu_attach": (  # Body of GPU_ATTACH
         ("uuid", "16s"),  # UUID of the GPU or MIG device
         ("total_bytes", "Q"),
         ("free_bytes", "Q"),  # free memory that the driver reports; 0: not known
@@ -181,7 +181,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("name", "64s"),
         ("reserved", "120x"),
     ),
-    "token_request": (  # TOKEN_REQUEST
+    "token_request": (  # Body of TOKEN_REQUEST
         # estimate of the longest time for which the process keeps the GPU busy without a pause; 0: not known
         ("burst_ns", "Q"),
         ("gap_ns", "Q"),  # estimate of the time for which the process leaves the GPU idle after it was busy
@@ -192,7 +192,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("threads_waiting", "I"),
         ("reserved", "192x"),
     ),
-    "token_release": (  # TOKEN_RELEASE
+    "token_release": (  # Body of TOKEN_RELEASE
         ("epoch", "Q"),
         ("used_ns", "Q"),  # drained_ns - first_submit_ns; 0 if nothing was launched
         ("overuse_ns", "Q"),  # time from the deadline to drained_ns; 0 if the GPU had finished before the deadline
@@ -207,17 +207,17 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("wants_more", "I"),  # 1: a thread already waits for the next turn; a TOKEN_REQUEST follows
         ("reserved", "140x"),
     ),
-    "token_grant": (  # TOKEN_GRANT
+    "token_grant": (  # Body of TOKEN_GRANT
         ("epoch", "Q"),
         ("deadline_ns", "Q"),  # end of the turn; NO_DEADLINE: it lasts until it is revoked
         ("inflight_allowed_ns", "Q"),  # largest predicted GPU time of the work that the process may have in flight
         ("reserved", "200x"),
     ),
-    "token_revoke": (  # TOKEN_REVOKE
+    "token_revoke": (  # Body of TOKEN_REVOKE
         ("epoch", "Q"),
         ("reserved", "216x"),
     ),
-    "memory": (  # MEMORY_RESERVE, COMMIT, RELEASE, QUERY, STATE and REPLY
+    "memory": (  # Body of all messages whose names begin with MEMORY
         ("family", "I"),  # MemoryFamily
         ("reserved_0", "4x"),
         ("reservation", "Q"),  # number in the reply to MEMORY_RESERVE, repeated in MEMORY_COMMIT
@@ -228,17 +228,17 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("limit_bytes", "Q"),  # MEMORY_REPLY: the tenant's limit, NO_LIMIT if it has none
         ("reserved", "184x"),
     ),
-    "text": (  # WARNING, ERROR, GOODBYE
+    "text": (  # Body of WARNING, ERROR and GOODBYE
         ("code", "I"),  # WarningCode or Status
         ("reserved_0", "4x"),
         ("text", "216s"),  # one sentence
     ),
-    "burst": (  # BURST_REPORT
+    "burst": (  # Body of BURST_REPORT
         ("burst_ns", "Q"),
         ("gap_ns", "Q"),
         ("reserved", "208x"),
     ),
-    "move": (  # All messages whose names begin with MOVE
+    "move": (  # Body of all messages whose names begin with MOVE
         # MOVE_OUT: least number of bytes to evict; MOVE_IN, MOVE_ALLOW: bytes that may be mapped so far; MOVE_ROOM:
         # bytes that are needed; MOVE_PROGRESS, MOVE_DONE: bytes moved so far
         ("bytes", "Q"),
@@ -266,13 +266,13 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("staying_bytes", "Q"),
         ("reserved", "96x"),
     ),
-    "copies": (  # COPY_REPLY
+    "copies": (  # Body of COPY_REPLY
         ("queue", "I"),  # index of the tenant's queue on the copy page
         ("participant", "I"),  # number of this process on the copy page, never 0
         ("page_bytes", "I"),
         ("reserved", "212x"),
     ),
-    "channel_group": (  # CHANNEL_GROUP
+    "channel_group": (  # Body of CHANNEL_GROUP
         # client, device, subdevice and group are handles of driver objects; together they identify the channel group
         ("client", "I"),
         ("device", "I"),
@@ -282,7 +282,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("compute", "I"),  # 1: the group is on the compute engine; 0: on a copy engine
         ("channels", "200s"),  # the handles of the channels, each a u32
     ),
-    "floor_join": (  # FLOOR_JOIN; the agent identifies the process by its socket
+    "floor_join": (  # Body of FLOOR_JOIN; the agent learns from the operating system which process sent it
         ("uuid", "16s"),  # UUID of the GPU
         ("reserved_token", "64x"),
         ("role", "I"),  # FloorRole
@@ -290,7 +290,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("wants_words", "I"),  # 1: the process can use the wait-flag page, so the agent may send FLOOR_WORDS
         ("reserved", "132x"),
     ),
-    "floor_reply": (  # FLOOR_PAGE; for LS processes header.slot is the index of their flag
+    "floor_reply": (  # Body of FLOOR_PAGE; for an LS process, header.slot is the index of its LS-activity flag
         ("work_class", "I"),  # WorkClass of this best-effort tenant's kernels
         ("work_sms", "I"),  # number of SMs that this tenant's kernels would fill; may exceed the GPU's; 0: not known
         ("in_flight_us", "I"),  # in-flight budget of this tenant; 0: the budget on the gate page

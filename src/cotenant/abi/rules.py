@@ -73,7 +73,7 @@ class FloorState(ctypes.Structure):
     credit_at_ns: int  # scheme tidal: time up to which credit_ns is counted
     open_ns: int  # scheme tidal: length of the current measuring window, a time without active LS work
     dry_ns: int  # scheme tidal: part of the current measuring window in which no BE work was on the GPU
-    area_ns2: int  # scheme tidal: integral over the current measuring window of the work in flight
+    area_ns2: int  # scheme tidal: integral of the work in flight over the time of the current measuring window
     # scheme tidal: time up to which open_ns, dry_ns and area_ns2 are counted; 0: LS work was active, so counting starts
     # anew
     open_at_ns: int
@@ -84,7 +84,7 @@ class FloorState(ctypes.Structure):
 
 
 class CopyTicket(ctypes.Structure):
-    """A slot of a link that a process has claimed for a chunk."""
+    """A process's claim of a slot of a link; each chunk (part of a copy) needs a slot while it is in flight."""
 
     _fields_ = (
         ("word", ctypes.c_uint64),

@@ -72,7 +72,8 @@ def environment(pid: int, proc: Path = Path("/proc")) -> list[bytes]:
     file, end = proc / str(pid) / "environ", time.monotonic() + EXECVE_S
     while not (entries := file.read_bytes()):
         if _has_none(pid, proc):
-            return file.read_bytes().split(b"\0")  # read again, because it fails if the process has ended meanwhile
+            # _has_none is also true if the process has ended; then the second read raises OSError
+            return file.read_bytes().split(b"\0")
         if time.monotonic() > end:
             raise TimeoutError(f"process {pid} has been starting its program for {EXECVE_S} s")
         time.sleep(0.0005)

@@ -12,7 +12,8 @@ answers each with a JSON object; end of input ends the program.
 - `times SECONDS` runs the load: "times_ns", the times at which each launch returned
 - `ends SECONDS` runs the load: "times_ns", the times at which each launch was seen to have completed
 
-The variable COTENANT_BENCH_CORE names the core on which the threads that launch run once a load is set up.
+The variable COTENANT_BENCH_CORE names a core. When a load has been set up, the threads that launch its work are moved
+to that core.
 
 Kinds of loads:
 

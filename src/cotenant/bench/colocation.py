@@ -263,8 +263,10 @@ def known_work(simulated: bool, fills: bool) -> dict[str, Any]:
 
 
 def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
-    """Start one best-effort (BE) program for each set of properties that is fixed when a process starts, and the
-    latency-sensitive (LS) client.
+    """Start the latency-sensitive (LS) clients and the best-effort (BE) programs that the schemes need.
+
+    The fraction of the SMs is fixed when a process starts, and for a BE program also its priority and what scheme orion
+    knows about its kernels. So schemes that agree in these share a program.
     """
     alone = rig.ls("ls")
     native = rig.be_native()

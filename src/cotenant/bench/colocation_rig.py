@@ -21,7 +21,7 @@ from cotenant.bench.overhead import core_of_its_own
 class Rig:
     """Context manager: runs an agent, LS clients and BE programs. `together`: the programs run concurrently under MPS,
     else in time slices. `pinned`: all BE programs launch from one core, and all other processes of the benchmark avoid
-    that core, because the choice of the core has more effect than the shim."""
+    that core, because the choice of the core changes a program's speed more than the shim does."""
 
     def __init__(
         self, gpus: str, *, together: bool, pinned: bool = False, settings: Mapping[str, Any] | None = None

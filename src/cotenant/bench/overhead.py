@@ -43,8 +43,9 @@ def measure(
 
     `processes` pairs of a native program and a tenant are started first, because that takes longest. Then each pair
     runs `pairs` pairs of blocks of `block_s` seconds. Both programs launch from the same core, one at a time, and all
-    other processes of the benchmark avoid it, because the choice of the core has more effect than the shim. With
-    several processes the sample consists of their medians, because memory layout also differs between processes.
+    other processes of the benchmark avoid it, because the choice of the core changes a program's speed more than the
+    shim does. With several processes the sample consists of their medians, because memory layout also differs between
+    processes.
     """
     rows: dict[str, Any] = {}
     gpu = ""

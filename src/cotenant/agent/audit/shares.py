@@ -28,7 +28,7 @@ LOOK_EVERY_S = 0.5
 # connecting.
 LOOKS = 2
 # The number of checks for a process that only its shim has reported. It is larger, because the shim reports a context
-# before the MPS server, which may still be starting, accepts the process as a client.
+# early: the MPS server may still be starting then, and accepts the process as a client later.
 LOOKS_BY_SHIM = 10
 # a deviation is reported for this long after the agent has corrected it, so that it appears in the metrics
 NAMED_S = 30.0

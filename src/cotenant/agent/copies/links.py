@@ -20,8 +20,8 @@ MAX_PARTICIPANTS = 0xFFFF
 
 
 def rank_of(spec: TenantSpec) -> CopyRank:
-    """Rank of a tenant's copies. Those of latency-sensitive tenants go first; best-effort tenants' copies within the
-    device are split into chunks, too.
+    """Rank of a tenant's queue on the copy page. Copies of latency-sensitive tenants go first. Best-effort tenants have
+    a rank of their own, because their copies within the device are split into chunks, as copies over the link are.
     """
     return CopyRank.AHEAD if spec.latency_sensitive else CopyRank.BEST_EFFORT if spec.best_effort else CopyRank.NORMAL
 

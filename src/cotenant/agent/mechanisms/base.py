@@ -136,8 +136,8 @@ class Mechanism:
         """
 
     def look(self) -> Look | None:
-        """List the clients of this mechanism's MPS servers, and correct limits of clients that another program changed.
-        Returns None if the mechanism has no MPS servers. Called in a thread of its own.
+        """List the clients of this mechanism's MPS servers. If another program has changed the limits of a client, set
+        them again. Returns None if the mechanism has no MPS servers. Called in a thread of its own.
         """
         return None
 

@@ -114,7 +114,7 @@ class Mps(Mechanism):
         return Look(clients, places, {name: text for look in found for name, text in look.put_right.items()})
 
     async def watch(self, lost: Callable[[str, str], None]) -> None:
-        """Watch the servers: if one dies, its clients fail."""
+        """Watch the MPS servers, and call `lost` if one dies, because its clients then fail."""
         # imported here, because commands that only list mechanisms do not need this module
         from cotenant.agent.mechanisms.mps_watch import MpsWatch
 

@@ -10,8 +10,9 @@ from cotenant.agent.mechanisms.proof import Place
 
 SERVER = "agent"  # name of the MPS server of all tenants that have no weight
 DEFAULT = "default"
-# the daemon uses these names itself: for its namespaces and the sockets beside their folders, and for the servers of
-# users whose programs name no namespace
+# Names that no tenant's namespace may have. RESERVED: the daemon's default namespace and server, the agent's server,
+# and the daemon's sockets, which lie beside the folders of namespaces. UID_SERVER: beginning of the names that the
+# daemon gives to the servers of users whose programs name no namespace.
 RESERVED, UID_SERVER = (DEFAULT, SERVER, "control"), "uid_"
 # tenants' names that can be names of namespaces as they are; a namespace's name is part of a socket's path, which is
 # limited to 107 bytes

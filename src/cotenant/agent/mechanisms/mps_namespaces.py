@@ -269,8 +269,8 @@ class MpsNamespaces:
         return Enforcement(environment, SlotFlag.UNGATED, {CLIENT_PRIORITY: "1"}, sms, tuple(remarks))
 
     def _reserve(self, spec: ShareSpec, made: _Granted, uuid: str) -> tuple[_Row | None, int, str]:
-        """Reserve the SMs of a tenant's request on a GPU. Returns the SM partition (None: there is none), the upper
-        bound of the GPU's number of SMs, and why there is no partition.
+        """Reserve the SMs of a tenant's request on a GPU. Returns the SM partition (None: there is none), the largest
+        number of SMs that the GPU may have (the daemon does not report it exactly), and why there is no partition.
         """
         server, space = made.place
         where = (f"--server={server}", f"--device={uuid}")
@@ -378,7 +378,7 @@ class MpsNamespaces:
         try:
             self._control.order(*order)
         except WorkError as error:
-            LOG.warning("%s", error)  # the agent that is started next tries again to delete the partition
+            LOG.warning("%s", error)  # the agent that is started next deletes servers and namespaces that were left
 
     def _quit(self) -> None:
         self._left.clear()

@@ -1,4 +1,5 @@
-"""Mechanism time: tenants take turns on the whole GPU. The agent grants the turns; the shim delays launches until then.
+"""Mechanism time: tenants take turns on the whole GPU. The agent grants the turns, and the shim delays a tenant's
+launches until the tenant has a turn.
 """
 
 from __future__ import annotations

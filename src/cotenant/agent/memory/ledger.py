@@ -26,7 +26,9 @@ class _Holding:
 
 
 class Ledger:
-    """Counts GPU memory by tenant and process. A process that returns more than it holds returns all that it holds."""
+    """Counts GPU memory by tenant and process. If a process reports more memory as freed than it holds, only what it
+    holds is subtracted.
+    """
 
     def __init__(self) -> None:
         self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> memory limit in bytes

@@ -61,7 +61,9 @@ class ParkedTable:
         self.under_way: dict[str, Parked] = {}  # tenants that are being checkpointed now
 
     def __contains__(self, name: object) -> bool:
-        """Whether a tenant is parked until it is resumed. Until then no share of the GPU is reserved for it."""
+        """Whether a user has parked a tenant and not resumed it yet; then no share of the GPU is reserved for it. False
+        for a tenant that the agent has evicted to make space.
+        """
         parked = self.rows.get(name) if isinstance(name, str) else None
         return parked is not None and parked.by_order
 

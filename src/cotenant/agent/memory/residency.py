@@ -1,8 +1,8 @@
-"""Swaps memory between GPU and host before a turn begins, if the tenant whose turn it is has memory on the host.
+"""Swaps memory between GPU and host at the beginning of a turn, if the tenant that has the turn has memory on the host.
 
 That is a switch: other tenants, the victims, are evicted, and concurrently the tenant's memory is restored into the
-space that they free. The broker pauses the turn until then. A GPU does one switch at a time. If a step fails, memory
-stays where it is, and the switch is planned again from the actual state.
+space that they free. The broker pauses the turn until the switch has ended. A GPU does one switch at a time. If a step
+fails, memory stays where it is, and the switch is planned again from the actual state.
 """
 
 from __future__ import annotations

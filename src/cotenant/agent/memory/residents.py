@@ -117,7 +117,9 @@ class Residents:
         return 0 if entry is None else device_of(entry).context_bytes
 
     def _uncharged_bytes(self, tenant: Tenant, gpu: str) -> int:
-        """Estimated memory of a tenant's contexts for which nothing is charged (by default on the software GPU)."""
+        """Estimated memory of those of a tenant's contexts for which nothing is charged: by default all contexts on the
+        software GPU.
+        """
         made = [s for s, slot in tenant.slots_on(gpu) if s.page.slots[slot].contexts]
         return CONTEXT_BYTES * sum(not self._ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)
 

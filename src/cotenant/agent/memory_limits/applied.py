@@ -16,8 +16,8 @@ Key = tuple[Path, str]  # (control group, UUID of the GPU)
 
 
 class Applied:
-    """The limits in force: `limits` has, for each control group and GPU, the hard limit in bytes that the driver should
-    report, and `changes` the number of the order by which the agent last set it.
+    """The limits in force, by control group and GPU. `limits`: the hard limit in bytes that the driver should report.
+    `changes`: the number of the agent's last change of that limit; all changes are numbered in order.
     """
 
     def __init__(self, card: Callable[[Gpu], Card]) -> None:
@@ -75,7 +75,8 @@ class Applied:
             if each == group:
                 continue
             theirs, mine = card.memory_limits(each), card.memory_limits(group)
-            # limits that seem to differ are read again, since the group's use may change between two readings
+            # For a group without a limit of its own, the driver reports the limit and the use of the group above. If
+            # the two readings differ, `group` is read again, since its use may have changed between them.
             if theirs != mine and theirs != card.memory_limits(group):
                 yield each
 

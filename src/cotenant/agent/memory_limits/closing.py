@@ -1,8 +1,8 @@
 """Clears the memory limits of control groups whose tenants have ended, and removes the groups that the agent made.
 
 The limits stay until no process is left. What cannot be cleared or removed is tried again at every check: a limit that
-is not cleared would apply to whatever runs in the group next. If a group is removed before its soft limit is cleared,
-the limit stays in the sums of the groups above.
+is not cleared would apply to whatever runs in the group next. The driver adds a group's soft limit to those of the
+groups above; if the group is removed before its soft limit is cleared, those sums stay too high.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class MemoryLimits:
         find: Callable[[Gpu], Detected] = find,
         card: Callable[[Gpu], Card] = card_of,
     ) -> None:
-        """`folder`: the agent's folder; names of groups that the agent creates begin with its hash. `save` writes the
-        groups that tenants have, and those of `closing`, to the state file at once.
+        """`folder`: the agent's folder; names of groups that the agent creates begin with its hash. `save` writes to
+        the state file at once which groups tenants have, and which groups of ended tenants are not closed (`closing`).
         """
         self._find, self._save = find, save
         self._mark, self._registry = mark_of(folder), registry

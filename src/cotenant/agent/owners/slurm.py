@@ -3,8 +3,9 @@
 `sbatch --comment "cotenant:request=30%,limit=60%,memory=8GiB"`; other words of the comment are ignored. The prolog runs
 as root on each node of the job and can read the comment; the task prolog runs as the user and cannot. So the prolog
 writes a file `slurm-N.job` into the agent's folder: empty if the job's share is held, otherwise with the reason why it
-is not. The prolog writes it before it requests the share, because the epilog releases only shares of jobs with such a
-file. Jobs that request nothing have no file; for them the scripts in deploy/slurm do nothing.
+is not. The epilog releases only shares of jobs with such a file. So the prolog writes the file before it requests the
+share, at first with the reason that the prolog has not finished. Jobs that request nothing have no file; for them the
+scripts in deploy/slurm do nothing.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
 def _refuse_near_miss(word: str) -> None:
     """Raise InputError for a word that resembles a request. If it were ignored, the job would run without a limit.
 
-    Such a word is `cotenant`, alone or before `:` or `=`, or has something like `cotenant` before something like a key
-    with a value. Paths and names of images do not count.
+    Such a word is `cotenant`, or contains `cotenant:` or `cotenant=` but not as a part of a path or of an image's name,
+    or contains `cotenant` and after it a key with a value, even if both are misspelt, as in `cotennat:requets=30%`.
     """
     if word.startswith(MARK):
         return

@@ -29,8 +29,8 @@ from cotenant.policy.shares.slices import GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = SliceSettings().poll_ns / 1e9
-# a best-effort tenant that has launched no long kernel for this time has a longer time slice beside latency-sensitive
-# work
+# beside latency-sensitive work, a best-effort tenant that has launched no long kernel for this time has the time slice
+# BRIEF_US (slice_settings.py) instead of TINY_US
 LONG_KERNEL_AGO_NS = 1_000_000_000
 GUARD_S = 0.01  # time between two checks of the time slices on which a latency-sensitive tenant relies
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines

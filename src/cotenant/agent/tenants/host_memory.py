@@ -26,7 +26,7 @@ def available_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """Memory of this machine, or the smaller limit of this process's control group; 0 if unknown."""
+    """Memory of this machine, or the limit of this process's control group if that is smaller; 0 if unknown."""
     totals = []
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
         totals += [int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal:")]

@@ -293,7 +293,7 @@ class Broker:
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
     def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
-        """Return a turn that no process has, unless processes of the tenant have its turn on its other GPUs."""
+        """Release a tenant's turn that none of its processes has, unless some have its turn on another of its GPUs."""
         elsewhere = any(h.tenant is hold.tenant and h.members for h in self._holds.values())
         if self._holds.get(gpu) is hold and not hold.members and not elsewhere:
             self._give_back(hold, gpu)
@@ -385,7 +385,7 @@ class Broker:
     def _wake(self, gpu: str) -> None:
         del self._timers[gpu]
         now_ns = time.monotonic_ns()
-        # the new timer is set before the decision, so that an exception in the decision does not prevent later ones
+        # the next timer is set before the decision, so that it is set even if the decision raises an exception
         self._timers[gpu] = (now_ns + SAFETY_NS, self._loop.call_later(SAFETY_NS / 1e9, self._wake, gpu))
         wake_ns = self.turns.wake_ns(gpu)
         if wake_ns is not None and wake_ns <= now_ns:
