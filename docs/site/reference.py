@@ -138,8 +138,9 @@ def _files() -> str:
 
     text = [
         "# Files\n\nThe settings of every file that you write, from the code that reads it. Each has a JSON Schema, by "
-        "which an editor completes and checks the file: `cotenant schema KIND --out KIND.schema.json`, and as the "
-        "first line of the file\n\n    # yaml-language-server: $schema=services.schema.json\n"
+        "which an editor completes and checks the file. `cotenant schema KIND --out KIND.schema.json` writes the "
+        "schema; name it in the first line of your file, as in\n\n"
+        "    # yaml-language-server: $schema=services.schema.json\n"
     ]
     for name, form in file_formats.FORMATS.items():
         schema = file_formats.schema(name)

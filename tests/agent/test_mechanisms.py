@@ -70,8 +70,8 @@ def test_one_daemon_per_gpu_lives_from_the_first_tenant_to_the_last(mps: Mps) ->
 def test_what_an_older_mps_cannot_enforce_is_said(mps: Mps) -> None:
     assert mps.grant(TenantSpec("a", limit=0.5, memory_bytes=2 << 30), (REAL,)).remarks == ()
     assert mps.grant(TenantSpec("b", request=0.3, weight=2), (REAL,)).remarks == (
-        "the tenant's request of 30% is not enforced: this MPS cannot do it: driver release 615 can",
-        "the tenant's weight of 2 has no effect: this MPS cannot do it: driver release 620 can",
+        "the tenant's request of 30% is not enforced: MPS reserves SMs from driver release 615 on",
+        "the tenant's weight of 2 has no effect: MPS has weights from driver release 620 on",
     )
 
 

@@ -172,7 +172,8 @@ def test_limit_is_raised_and_lowered_while_the_program_runs(kernel):
     assert (raised["memory_bytes"], raised["holds"]) == (2 * GIB, "at once")
     assert take(program, 2048 - CONTEXT) == 0
     lowered = kernel.call("set", name="two", memory_bytes=GIB)["holds"]
-    assert "it uses 2.0 GiB of GPU 0, which stays: its new allocations fail until it uses less than 1.0 GiB" in lowered
+    assert "the tenant keeps the 2.0 GiB that it uses on GPU 0, but its new allocations fail until it uses" in lowered
+    assert "less than 1.0 GiB" in lowered
     assert take(program, 1) == 2
     end(program)
 

@@ -126,7 +126,8 @@ def test_the_sms_that_a_program_sees_are_those_it_was_given(sleeper: int, sms: i
 def test_a_process_past_its_server_that_sees_too_many_sms_is_one_sentence_at_once(sleeper: int) -> None:
     proof, _ = world(sleeper, sms=132)
     (text,) = proof.judge(look(), {})["a"]
-    assert text.startswith(f"process {sleeper} uses GPU 3 outside its MPS server and may have all of it (it sees 132 ")
+    begin = f"process {sleeper} uses GPU 3 outside its MPS server and may use the whole GPU (it sees 132 "
+    assert text.startswith(begin)
     assert "its share has at most 66" in text
 
 

@@ -91,7 +91,7 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
     assert by["bandwidth"][0] in ("nothing", "shim")  # "shim" if a tenant of another test has a link weight
     assert by["faults"] == ("driver", "time")
     shown = cotenant("ps", "--mechanisms", "--dir", str(busy_agent.folder))
-    assert "time by shim, SMs by nothing, memory by shim" in shown
+    assert "time is enforced by shim, SMs by nothing, memory by shim" in shown
     assert "fixed when" in shown
     assert f"GPU {gpu['index']}: {gpu['name']}, {gpu['uuid']}\n" in shown
     assert "  faults    driver    --mechanism time: a CUDA context for each tenant\n" in shown
@@ -116,7 +116,7 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
             "unknown mechanism 'foo'; known: time, slices, whole, mps",
         ),
         (("run", "--name", "nobody", "--join", "--", "true"), "there is no tenant 'nobody'; there are: team/a"),
-        (("run", "--join", "--", "true"), "run inside with --name"),
+        (("run", "--join", "--", "true"), "needs --name with the name of the tenant"),
         (("run", "--timeout", "0", "--", "true"), "must be above 0"),
         (("run", "--name", "team/a", "--join", "--limit", "50%", "--", "true"), "uses the tenant's budget"),
     ],

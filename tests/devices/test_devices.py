@@ -58,7 +58,7 @@ def test_gpus_by_uuid_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discover(["all"]) == cards
     assert discover(["GPU-2", "0"]) == (cards[2], cards[0])
     for wanted, why in (
-        (["GPU-7"], "this machine has no GPU 'GPU-7'; known: GPU-0, GPU-1, GPU-2; or all, or soft"),
+        (["GPU-7"], "this machine has no GPU 'GPU-7'; its GPUs are GPU-0, GPU-1, GPU-2; also allowed are all "),
         (["1", "GPU-1"], "the GPU 'GPU-1' is named twice"),
         (["soft", "0"], "soft must be the only value"),
     ):

@@ -85,8 +85,8 @@ def test_a_folder_is_not_silently_given_the_store_of_another_fleet(tmp_path: Pat
     with pytest.raises(InputError) as refused:
         keep_store_url(tmp_path, "postgresql://db/b?user=fleet&password=secret")
     assert refused.value.message == (
-        f"postgresql://db/b?user=fleet is not the store of the fleet in {tmp_path}, which is postgresql://fleet@db/a: "
-        f"use another folder, or remove {tmp_path / 'store'} to leave the old store's jobs behind"
+        f"the fleet in {tmp_path} has the store postgresql://fleet@db/a, not postgresql://db/b?user=fleet: use another "
+        f"folder, or remove {tmp_path / 'store'} to leave the jobs of the old store behind"
     )
     assert (tmp_path / "store").read_text() == "postgresql://fleet:changed@db/a\n"
     (tmp_path / "store").unlink()

@@ -136,7 +136,8 @@ def test_faults_as_nvml_tells_them(nvml: Answers) -> None:
     assert nvml_faults(rows(first, second)) == {second: f"reading {second} failed because the GPU fell off the bus"}, (
         "the other one is well"
     )
-    assert nvml_faults(rows("GPU-gone")) == {"GPU-gone": "opening GPU-gone was not found by the driver"}
+    gone = "opening GPU-gone failed: the driver found no such GPU or instance"
+    assert nvml_faults(rows("GPU-gone")) == {"GPU-gone": gone}
     assert nvml_faults(rows("GPU-gone", kind="soft")) == {}, "the software GPU is not NVML's"
 
 

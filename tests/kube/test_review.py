@@ -82,7 +82,7 @@ def test_another_kind_is_named(body: bytes, what: str) -> None:
     assert closed["status"]["message"] == sentence
     opened = response(answer(body, OPEN))
     assert opened["allowed"] is True
-    assert opened["warnings"] == [f"{sentence}; it was left unchanged"]
+    assert opened["warnings"] == [f"{sentence}; the object was left unchanged"]
 
 
 def test_changes_of_a_running_pod_are_only_looked_at() -> None:

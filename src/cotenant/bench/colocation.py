@@ -177,7 +177,8 @@ def summary(series: Series) -> dict[str, Any]:
 def said(scheme: str, kind: str, row: dict[str, Any]) -> str:
     """Return one line of text that reports the figures of one scheme and load as progress."""
     return (
-        f"{scheme} beside {kind}: p99 {row['ls_p99_over_alone']:.3f}x, BE {row['be_over_left']:.1%} of what LS leaves"
+        f"{scheme} beside {kind}: LS p99 {row['ls_p99_over_alone']:.3f} times that of LS alone, BE gets "
+        f"{row['be_over_left']:.1%} of the time that LS leaves"
     )
 
 

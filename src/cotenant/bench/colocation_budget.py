@@ -108,8 +108,8 @@ def _curve(
 def said(row: dict[str, Any]) -> str:
     """Return one line of text that reports a row of the measurement as progress."""
     return (
-        f"BE on {row['be_sms']:.0%} of the SMs for {row['overlap']:.0%} of the time: LS "
-        f"{row['ls_service_over_alone']:.2f}x, BE {row['be_gb_per_s']:.0f} GB/s"
+        f"BE on {row['be_sms']:.0%} of the SMs for {row['overlap']:.0%} of the time: median LS "
+        f"service time {row['ls_service_over_alone']:.2f} times that of LS alone, BE {row['be_gb_per_s']:.0f} GB/s"
     )
 
 

@@ -240,11 +240,11 @@ def text(result: dict[str, Any]) -> str:
     """Return the result of the benchmark as text."""
     lines = [f"{result['gpu']}: {result['moves']} moves of {result['size_bytes'] / 2**30:g} GiB"]
     both = result["swap_gbps"]["both"]
-    for way, label in (("out", "off the GPU"), ("in", "back"), ("both", "both at once, each")):
+    for way, label in (("out", "off the GPU"), ("in", "back"), ("both", "each way, both at once")):
         swap, copy = result["swap_gbps"][way], result["copy_gbps"][way]
-        lines.append(f"  {label:20} {swap:6.1f} GB/s   pinned copy {copy:6.1f} GB/s   {swap / copy:.1%}")
+        lines.append(f"  {label:22} {swap:6.1f} GB/s   pinned copy {copy:6.1f} GB/s   {swap / copy:.1%}")
     two = result["copy_two_processes_gbps"]["both"]
-    lines.append(f"  {'':20} relative to copies by two processes, one per direction: {two:.1f} GB/s   {both / two:.1%}")
+    lines.append(f"  {'':22} relative to copies by two processes, one per direction: {two:.1f} GB/s   {both / two:.1%}")
     if "park_s" in result:
         lines.append(f"  by checkpoint: out {result['park_s']['out']:.2f} s, back {result['park_s']['in']:.2f} s")
     lines.append(f"  corrupted: {result['corrupted']}")

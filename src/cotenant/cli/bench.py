@@ -23,7 +23,9 @@ app.command()(llm)
 app.command()(pcie)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Gpus = Annotated[str, typer.Option(metavar="soft|all|UUID", help="soft, or the UUID or index of a real GPU.")]
+Gpus = Annotated[
+    str, typer.Option(metavar="soft|all|UUID", help="soft (the software GPU), or the UUID or index of a real GPU.")
+]
 
 
 def _fractions(text: str, field: str) -> list[float]:
@@ -145,7 +147,7 @@ def overhead(
     from cotenant.bench.overhead import measure
     from cotenant.bench.workload import KINDS
     from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_seconds
+    from cotenant.core.units import counted, parse_seconds
 
     kinds = tuple(workloads.split(",")) if workloads else KINDS
     for kind in kinds:
@@ -171,7 +173,8 @@ def overhead(
     if as_json:
         print(json.dumps(result))
         return
-    print(f"{result['gpu']}, {processes} x {pairs} pairs of {block} each ({result['backend']}):")
+    by = f"{counted(processes, 'pair')} of processes"
+    print(f"{result['gpu']} ({result['backend']}): {by}, each with {pairs} pairs of blocks of {block}:")
     for kind, row in result["workloads"].items():
         low, high = row["ratio_ci95"]
         print(f"  {kind:9} tenant / native {row['ratio']:.4f}  (95 %: {low:.4f} to {high:.4f})")

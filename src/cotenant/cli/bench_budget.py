@@ -23,7 +23,9 @@ def budget(
     ] = "5%,10%,20%,40%,100%",
     tolerated: Annotated[str, typer.Option(metavar="PART", help="Accepted slowdown of the service's requests.")] = "5%",
     block: Annotated[str, typer.Option(metavar="TIME", help="Duration of a block.")] = "1s",
-    gpus: Annotated[str, typer.Option(metavar="soft|UUID", help="soft, or the UUID or index of a real GPU.")] = "soft",
+    gpus: Annotated[
+        str, typer.Option(metavar="soft|UUID", help="soft (the software GPU), or the UUID or index of a real GPU.")
+    ] = "soft",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure how much best-effort work of different memory bandwidths slows down a service, and recommend for which
@@ -74,7 +76,7 @@ def _in_words(found: dict[str, Any]) -> str:
         return f"{said} at none of the duty cycles: leave `overlap` at 0%"
     return (
         f"{said} for {chosen['overlap']:.0%} of the time on {chosen['be_sms']:.0%} of the SMs, "
-        f"{chosen['gb_per_s']:.0f} GB/s.\n`colocation: {{overlap: {100 * chosen['overlap']:.0f}%}}` "
-        "in the agent's file, and `cotenant run --best-effort --mechanism mps --limit "
-        f"{chosen['be_sms']:.0%}`"
+        f"at {chosen['gb_per_s']:.0f} GB/s.\nSet `colocation: {{overlap: {100 * chosen['overlap']:.0f}%}}` "
+        "in the agent's file, and start the best-effort work with "
+        f"`cotenant run --best-effort --mechanism mps --limit {chosen['be_sms']:.0%}`"
     )

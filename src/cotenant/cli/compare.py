@@ -21,7 +21,8 @@ def compare(
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", help="Label of the policy with which jobs are compared one by one.")
+        str | None,
+        typer.Option("--baseline", help="Label of the policy against which the page compares each job's time."),
     ] = None,
     profiles: Annotated[
         Path | None, typer.Option("--profiles", help="Profile file that assigns models to classes.")

@@ -48,14 +48,22 @@ def up(
         _node("--agent", metavar="DIR", help="Folder of an agent: its GPUs become a node. Repeatable."),
     ] = None,
     policy: Annotated[
-        Text, _policy("--policy", help="miso, or an elastic policy such as sia, instead of ordering to placement.")
+        Text,
+        _policy(
+            "--policy",
+            help="miso, or an elastic policy such as sia; replaces --ordering, --allotment and --placement.",
+        ),
     ] = None,
     ordering: Annotated[str, _policy("--ordering", help="fifo, srtf, las, ...")] = "fifo",
     allotment: Annotated[str, _policy("--allotment", help="proportional, greedy, tune, optimal.")] = "tune",
     placement: Annotated[str, _policy("--placement", help="first-fit, consolidate, spread.")] = "first-fit",
     sticky: Annotated[bool, _policy("--sticky/--no-sticky", help="Running jobs keep their GPUs.")] = True,
     profiles: Annotated[
-        Text, _policy("--profiles", help="Profile file; for an elastic policy an elastic one (default: built-in ones).")
+        Text,
+        _policy(
+            "--profiles",
+            help="Profile file (default: the built-in profiles). An elastic policy needs a file of elastic profiles.",
+        ),
     ] = None,
     default_profile: Annotated[
         Text, _policy("--default-profile", help="Profile for models without one of their own.")

@@ -128,8 +128,8 @@ def show(content: dict[str, Any], whose: str) -> None:
     share = f"{content['share']:.0%} of the {whose}"
     print(f"{content['model']} ({content['backend']}) on {share}: loaded in {content['load_s']:.2f} s")
     print(f"{content['batches']:,} batches of {content['batch']}: {content['items_per_s']:,.1f} items/s")
-    for name, what in (("inference_ms", "in the model"), ("latency_ms", "since due")):
+    for name, what in (("inference_ms", "time in the model"), ("latency_ms", "latency from due time")):
         row = content[name]
         print(
-            f"  {what:<17} p50 {row['p50']:.3f}  p95 {row['p95']:.3f}  p99 {row['p99']:.3f}  worst {row['max']:.3f} ms"
+            f"  {what:<21} p50 {row['p50']:.3f}  p95 {row['p95']:.3f}  p99 {row['p99']:.3f}  worst {row['max']:.3f} ms"
         )

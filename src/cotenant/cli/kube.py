@@ -142,7 +142,9 @@ def plugin(
     refresh: Annotated[
         str, typer.Option(metavar="TIME", help="Interval between listings of the node's pods, at most 6s.")
     ] = "5s",
-    cdi_kind: Annotated[str, typer.Option(metavar="KIND", help="Name devices by CDI, as nvidia.com/gpu.")] = "",
+    cdi_kind: Annotated[
+        str, typer.Option(metavar="KIND", help="Kind of the CDI devices that containers get, such as nvidia.com/gpu.")
+    ] = "",
     claims: Annotated[
         str, typer.Option(metavar="true|false", help="Place pods through resource claims (DRA) instead of units.")
     ] = "false",

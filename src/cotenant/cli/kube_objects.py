@@ -28,7 +28,7 @@ def mutate(
         str, typer.Option(metavar="webhook|plugin", help="Which component mounts the shim into pods.")
     ] = "webhook",
     memory_hook: Annotated[
-        bool, typer.Option("--memory-hook", help="Print for nodes with NVIDIA's hook for memory limits.")
+        bool, typer.Option("--memory-hook", help="Show the pod for nodes where NVIDIA's hook sets memory limits.")
     ] = False,
     patch: Annotated[bool, typer.Option("--patch", help="Print the JSON patch instead of the pod.")] = False,
     as_json: AsJson = False,

@@ -30,7 +30,10 @@ def load(
     ] = None,
     arrivals: Annotated[
         str,
-        typer.Option(help="poisson, constant, closed[:N], bursts, gamma:CV, mmpp:R1,D1;R2,D2, trace:[FORMAT:]FILE."),
+        typer.Option(
+            help="poisson, constant, closed[:N] (clients), bursts, gamma:CV, mmpp:R1,D1;R2,D2 (rate factor and seconds "
+            "of each state), trace:[FORMAT:]FILE."
+        ),
     ] = "poisson",
     duration: Annotated[str, typer.Option(help="Duration of the load.")] = "30s",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,

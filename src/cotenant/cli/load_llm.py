@@ -176,7 +176,7 @@ def _report_search(
     }  # fmt: skip
     if not as_json:
         load = f"{in_flight:,} requests of each model in flight" if clients else f"{rate_rps:.3g} requests/s"
-        more = "; nothing failed, so more may be possible" if found.open_ended else ""
+        more = "; no probe failed, so a larger load may be possible" if found.open_ended else ""
         print(f"largest load that met the SLOs: {load} (x{found.factor:.3g} of the given one){more}")
     _report(best, csv, html, json.dumps(content) if as_json else None)
 

@@ -44,7 +44,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Serve models": {
         "serve": ("cotenant.cli.serve", "Serve inference requests for many models on shared GPUs."),
-        "load": ("cotenant.cli.load", "Load-test a server: SLO attainment, percentiles, the largest load."),
+        "load": ("cotenant.cli.load", "Load-test a server: SLO attainment, percentiles, the largest load within SLOs."),
         "plan": ("cotenant.cli.plan", "Divide GPUs into gpulets for services with SLOs."),
         "plan-convert": (
             "cotenant.cli.plan_convert",
@@ -75,7 +75,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Measure and watch": {
         "profile": ("cotenant.cli.profile", "Measure jobs, services and kernels on shares of a machine."),
-        "bench": ("cotenant.cli.bench", "Benchmarks against a baseline of the same run: shares, copies, schemes."),
+        "bench": ("cotenant.cli.bench", "Benchmark shares, copies and co-location against a baseline of the same run."),
         "dashboard": ("cotenant.cli.dashboard", "Show several agents, servers and fleets on one live page."),
         "metrics": ("cotenant.cli.metrics", "List every live metric."),
         "schema": (

@@ -26,8 +26,8 @@ Double = Annotated[
     bool | None,
     typer.Option(
         "--double-memory/--no-double-memory",
-        help="With or without the double-memory 1g profile (default: as the GPU has it; A100-40GB: "
-        "without, it needs driver R525).",
+        help="With or without the double-memory 1g profile (default: with it if the GPU model has it, but without it "
+        "on an A100-40GB, which has it only from driver R525 on).",
     ),
 ]
 
@@ -91,7 +91,8 @@ def layouts(
                 table.add_row(_short(key), geo.format(layout))
     print_whole(table)
     if geo.variants:
-        print(f"and, instead of these: {', '.join(p.name for p in geo.variants.values())}")
+        variants = ", ".join(p.name for p in geo.variants.values())
+        print(f"not in the table: variants with other media engines or graphics: {variants}")
 
 
 def _short(kinds: tuple[str, ...]) -> str:

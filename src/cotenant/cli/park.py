@@ -33,5 +33,7 @@ def park(
     if as_json:
         print(json.dumps(answer))
         return
-    how = "copies; its CUDA context stays on the GPU" if answer["method"] == "swap" else "the driver's checkpoint"
-    print(f"{name}: parked in {answer['seconds']:.2f} s, {format_bytes(answer['freed_bytes'])} freed, by {how}")
+    how = "the driver's checkpoint"
+    if answer["method"] == "swap":
+        how = "copies to host memory (the program's CUDA context stays on the GPU)"
+    print(f"{name}: parked in {answer['seconds']:.2f} s, {format_bytes(answer['freed_bytes'])} freed by {how}")

@@ -40,7 +40,9 @@ def plan(
     attainment: Annotated[str, typer.Option(help="SLO attainment that a verified plan must reach.")] = "99%",
     seed: Annotated[int, typer.Option(help="Seed of the simulated requests.")] = 0,
     time_limit: Annotated[str, typer.Option(help="The solver's time for one decision.")] = "30s",
-    pairs: Annotated[str | None, typer.Option(help="CSV of measured pairs, for fit-interference.")] = None,
+    pairs: Annotated[
+        str | None, typer.Option(help="For fit-interference: CSV of measured pairs of services on one GPU.")
+    ] = None,
     autoscale: Annotated[
         str | None,
         typer.Option(help="CSV of measured rates (time_s and a column per service): plan the GPUs over time."),
@@ -71,7 +73,12 @@ def plan(
         str, typer.Option(help="Set to generate: gpulet-1023, gpulet-19682 or ladder.", rich_help_panel=SETS)
     ] = "gpulet-1023",
     report: Annotated[
-        str | None, typer.Option(help="Write a CSV with each scenario's outcome, bound and time.", rich_help_panel=SETS)
+        str | None,
+        typer.Option(
+            help="Write a CSV with each scenario's outcome, bound (no plan serves more than this factor of the rates) "
+            "and decision time.",
+            rich_help_panel=SETS,
+        ),
     ] = None,
     repeats: Annotated[
         int, typer.Option(help="Repetitions of each decision; the shortest time is reported.", rich_help_panel=SETS)

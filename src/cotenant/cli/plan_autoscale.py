@@ -119,7 +119,8 @@ def _show(content: dict[str, Any]) -> None:
 
     rows = content["decisions"]
     changes = counted(content["changes"], "change")
-    table = plain_table(f"{content['forecast']}: {changes}, {content['short_periods']:,} of {len(rows):,} short")
+    short = f"too few GPUs held in {content['short_periods']:,} of {counted(len(rows), 'period')}"
+    table = plain_table(f"{content['forecast']}: {changes}, {short}")
     for name in ("time", "forecast/s", "came/s", "GPUs held", "needed"):
         table.add_column(name, justify="right")
     for row in rows:

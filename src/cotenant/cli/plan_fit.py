@@ -37,5 +37,5 @@ def fit(pairs: str | None, profile: str | None, out: str | None, as_json: bool) 
         return
     for name, value in vars(found.model).items():
         print(f"{name:12} {value: .6f}")
-    errors = f"90 % within {found.error_p90:.2%}, 95 % within {found.error_p95:.2%}"
+    errors = f"at most {found.error_p90:.2%} for 90 % of the pairs, {found.error_p95:.2%} for 95 %"
     print(f"{counted(found.pairs, 'pair')}; error of the slowdown: {errors}")

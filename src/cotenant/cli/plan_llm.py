@@ -59,7 +59,7 @@ def plan(
     most_gpus: Annotated[int, typer.Option(min=1, help="Largest number of GPUs to try for all models together.")] = 16,
     divide: Annotated[
         str | None,
-        typer.Option(metavar="GPU", help="Plan parts of GPUs of this model: MIG instances, SMs, turns (H100-80GB)."),
+        typer.Option(metavar="GPU", help="Divide GPUs of this GPU model, H100-80GB: by MIG instances, SMs or turns."),
     ] = None,
     start_up: Annotated[
         str | None, typer.Option("--start-up", help="Time that a model's program takes to start (default: 30s).")

@@ -15,12 +15,20 @@ app = typer.Typer(help="Predict speeds on MIG slices from latencies measured und
 def predict(
     input: Annotated[
         str,
-        typer.Option("--input", help="F.npz: X (n,3,7), latencies at 100/50/14 % of seven co-runners; optionally Y."),
+        typer.Option(
+            "--input",
+            help="F.npz with X, latencies of n mixes under MPS: (n, levels 100/50/14 %, 7 co-runners). Optionally Y, "
+            "latencies on the slices 7g/4g/3g, by which the error is computed.",
+        ),
     ],
     model: Annotated[str | None, typer.Option("--model", help="Model file (default: the built-in one).")] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", help="Write predictions: P (n,3,7), latencies; S (n,7,5), speeds on 7g/4g/3g/2g/1g."),
+        typer.Option(
+            "--out",
+            help="Write the predictions: latencies P (n, slices 7g/4g/3g, 7 co-runners) and speeds S (n, 7 co-runners, "
+            "slices 7g/4g/3g/2g/1g).",
+        ),
     ] = None,
     card: Annotated[
         bool, typer.Option("--card", help="Also print the model's errors and the origin of its data.")
@@ -48,9 +56,9 @@ def predict(
         sys.stdout.write("\n")
         return
     if content["mae"] is None:
-        print(f"{content['n_columns']} columns predicted; no error is known, since the file has no Y")
+        print(f"{content['n_columns']} co-runners predicted; without latencies Y in the file, their error is unknown")
     else:
-        print(f"mean absolute error {content['mae']:.4f} over {content['n_columns']} columns of real jobs")
+        print(f"mean absolute error {content['mae']:.4f} over {content['n_columns']} co-runners, dummies left out")
         for name, value in content["mae_by_slice"].items():
             print(f"  {name}: {value:.4f}")
     if out:

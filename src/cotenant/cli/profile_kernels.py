@@ -12,7 +12,9 @@ import typer
 
 def kernels(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="A CUDA program that ends by itself.")],
-    gpus: Annotated[str, typer.Option(metavar="soft|UUID", help="soft, or the UUID or index of a real GPU.")] = "all",
+    gpus: Annotated[
+        str, typer.Option(metavar="soft|UUID", help="soft (the software GPU), or the UUID or index of a real GPU.")
+    ] = "all",
     classes: Annotated[
         bool,
         typer.Option(

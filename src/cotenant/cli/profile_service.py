@@ -24,7 +24,11 @@ def service(
     ],
     out: Annotated[str, typer.Option(help="Profile to write; an existing one gets a further model.")],
     mechanism: Annotated[
-        str, typer.Option(metavar=MECHANISMS, help="What partitions are fractions of: CPU cores or the GPU.")
+        str,
+        typer.Option(
+            metavar=MECHANISMS,
+            help="Mechanism that gives the model a partition: of the CPU cores (cores) or of the GPU (the others).",
+        ),
     ] = "cores",
     partitions: Annotated[
         str | None,

@@ -104,7 +104,7 @@ def _print_mechanisms(answer: dict[str, Any]) -> None:
         print_promises(console, gpu, gpu["promises"])
     for name, row in answer["mechanisms"].items():
         console.print(f"--mechanism {name}", style="bold")
-        by = f"time by {row['time_by']}, SMs by {row['sms_by']}, memory by {row['memory_by']}"
+        by = f"time is enforced by {row['time_by']}, SMs by {row['sms_by']}, memory by {row['memory_by']}"
         texts = (("at least", by), *((key, row[key]) for key in ("compute", "memory", "resize", "isolation")))
         for key, text in (*texts, *(("note", note) for note in row["notes"])):
             hanging(console, f"  {key:<10}", text)

@@ -33,7 +33,11 @@ def run(
     ] = None,
     gpus: Annotated[Text, typer.Option(metavar="N|UUID,...", help="Number of GPUs, or their UUIDs.")] = None,
     oversubscribe: Annotated[
-        str, typer.Option(metavar="swap|managed|park", help="How this tenant's memory leaves a full GPU.")
+        str,
+        typer.Option(
+            metavar="swap|managed|park",
+            help="How this tenant's memory moves to the host when the GPU has too little for all tenants.",
+        ),
     ] = "none",
     empty_cache: Annotated[
         str,
@@ -123,7 +127,7 @@ def run(
     if name:
         check_name(name, field="--name")
     if join and not name:
-        raise InputError("name the tenant to run inside with --name", field="--join")
+        raise InputError("needs --name with the name of the tenant to join", field="--join")
     if join and (request or limit or memory or enforce_memory):
         raise InputError("uses the tenant's budget: leave out --request, --limit and --memory", field="--join")
     check_spec(spec)  # reports invalid values before the agent is asked

@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def schema(
     kind: Annotated[
-        str | None, typer.Argument(help="Kind of file; left out: list them.", metavar="[KIND]", show_default=False)
+        str | None, typer.Argument(help="Kind of file (default: list the kinds).", metavar="[KIND]", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
 ) -> None:

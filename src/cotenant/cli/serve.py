@@ -214,7 +214,7 @@ def _ready(server: Server | ModelServer, as_json: bool) -> None:
     print(f"{status['gpus_in_use']} of {status['gpus']} GPUs, {len(status['gpulets'])} gpulets, {status['planner']}")
     for service in status["services"]:
         if service["application"]:
-            print(f"  {service['name']}: application, within {format_ms(service['slo_ms'])} ms")
+            print(f"  {service['name']}: application with an SLO of {format_ms(service['slo_ms'])} ms")
         elif service["not_ready"]:
             print(f"  {service['name']}: NOT READY: {service['not_ready']}")
         else:

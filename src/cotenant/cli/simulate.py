@@ -42,7 +42,7 @@ ENGINE_OPTIONS: Options = {
     "lease": (Text, None, "Length of a scheduling round (default: 300s; sia: 60s)."),
     "finish": (Text, None, "When a job's end takes effect: exact (default) or lease-end."),
     "restart_cost": (Text, None, "Time that resuming or moving a job takes: 30s."),
-    "checkpoint_cost": (Text, None, "Progress lost on resuming or moving since the last checkpoint."),
+    "checkpoint_cost": (Text, None, "Progress after its last checkpoint that a job loses when resumed or moved: 1min."),
     "profiles": (Text, None, "Profile file (default: the built-in profiles)."),
     "default_profile": (Text, None, "Profile for models that have none of their own."),
     "trace_gpu": (Text, None, "GPU model on which the trace's times were measured (default: the cluster's first)."),
@@ -205,9 +205,10 @@ def finish_up(
     for name, value in summary.get("against", {}).items():
         typer.echo(f"mean JCT is {value['ratio']:.3f} times that of {name}")
     solver = outcome.solver
+    gap = f"largest gap to the optimum {solver['worst_gap']:.2%}" if solver else ""
     typer.echo(
         f"{counted(summary['rounds'], 'round')} in {outcome.engine_s:.3g} s"
-        + (f"; {counted(solver['solves'], 'program')} solved, largest gap {solver['worst_gap']:.2%}" if solver else "")
+        + (f"; {counted(solver['solves'], 'optimization problem')} solved, {gap}" if solver else "")
     )
     for path in (html, jct_csv):
         if path is not None:

@@ -34,7 +34,8 @@ def simulate(
     arrivals: Annotated[
         str | None,
         typer.Option(
-            help="Arrivals: poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2, closed:N, trace:FORMAT:FILE."
+            help="Arrivals: poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2 (rate factor and seconds of each "
+            "state), closed:N (clients), trace:FORMAT:FILE."
         ),
     ] = None,
     duration: Annotated[str, typer.Option(help="Duration in virtual time.")] = "60s",

@@ -33,7 +33,11 @@ def simulate(
         ),
     ] = None,
     card: Annotated[
-        str | None, typer.Option(help="Memory of the GPU; tenants are swapped by their `memory` (default: all fit).")
+        str | None,
+        typer.Option(
+            help="Memory of the GPU. Each tenant holds its `memory`; tenants with `oversubscribe` are swapped when not "
+            "all fit (default: all fit)."
+        ),
     ] = None,
     duration: Annotated[str, typer.Option(help="Duration in virtual time.")] = "60s",
     mechanism: Annotated[
@@ -54,7 +58,7 @@ def simulate(
         raise InputError(f"must be time or slices, not {mechanism!r}", field="--mechanism")
     specs, by = _simulated(config, agent, mechanism)
     if by == "slices" and card is not None:
-        raise InputError("memory is swapped only by turns: add --mechanism time", field="--card")
+        raise InputError("needs turns, between which the agent swaps memory: add --mechanism time", field="--card")
     loads = _loads(specs, load or [], config)
     if by == "slices":
         answer = sliced(loads, {spec.name: work_kind(spec) for spec in specs}, seconds)
@@ -241,7 +245,8 @@ def _show_sliced(answer: dict[str, Any]) -> None:
 
     table = plain_table()
     table.add_column("tenant")
-    for title in ("request", "limit", "works", f"least in {answer['window_s']:g} s", "most", "waits p50", "p99"):
+    window = f"in {answer['window_s']:g} s"
+    for title in ("request", "limit", "GPU time", f"least {window}", f"most {window}", "burst delay p50", "delay p99"):
         table.add_column(title, justify="right")
     for row in answer["tenants"]:
         cells = [row["name"], *(f"{row[x]:.0%}" for x in ("request", "limit"))]

@@ -95,7 +95,7 @@ def screen(
     head = (
         Text("cotenant top", style="bold"),
         Text(f"{base}, up {format_seconds(status['uptime_s'])}"),
-        Text(f"{status['gpus_in_use']} of {counted(status['gpus'], 'GPU')} in use, {status['gpus_held']} held"),
+        Text(f"{status['gpus_in_use']} of {counted(status['gpus'], 'GPU')} in use, {status['gpus_held']} reserved"),
         Text(f"{counted(status['in_flight'], 'request')} in flight"),
         Text(f"{counted(status['replans'], 'plan')} made, {status['switches']:,} put into effect"),
     )

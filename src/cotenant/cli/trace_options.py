@@ -47,12 +47,12 @@ TRACE_OPTIONS: Options = {
         None,
         "Replace durations: two-part, two-part-short, lognormal:MEDIAN:SIGMA, trace:FORMAT:PATH.",
     ),
-    "gpu_mix": (Text, None, "Replace GPU counts: 1:70,2:10,4:15,8:5."),
+    "gpu_mix": (Text, None, "Replace GPU counts, by COUNT:WEIGHT: 1:70,2:10,4:15,8:5."),
     "split": (
         Text,
         None,
-        f"Shares of image,language,speech models. Without it, jobs without a model get {DEFAULT_SPLIT}; if given, all "
-        "jobs are redrawn.",
+        "Give every job a model by these shares of image,language,speech models (default: only jobs without a model "
+        f"get one, by {DEFAULT_SPLIT}).",
     ),
     "split_mode": (str, "overall", "overall (round robin, not random) or random (by the seed)."),
     "seed": (int, DEFAULT_SEED, "Seed of all random draws."),

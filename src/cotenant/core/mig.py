@@ -293,8 +293,8 @@ def parse_layout(geo: Geometry, text: str) -> Layout:
     result = tuple(sorted(_placement_on(geo, word) for word in words))
     if not geo.fits(result):
         raise InputError(
-            f"the slices of layout {text!r} overlap or need more than {geo.compute_slices} compute slices on {geo.gpu}"
-            " or more media engines than it has",
+            f"the instances of layout {text!r} overlap, or together need more than the {geo.compute_slices} compute "
+            f"slices or the media engines of {geo.gpu}",
             field="layout",
         )
     return result
@@ -305,8 +305,6 @@ def _placement_on(geo: Geometry, word: str) -> Placement:
     profile = geo.every[kind_of(geo, name)]
     if not start.isdigit() or int(start) not in profile.starts:
         allowed = ", ".join(map(str, profile.starts))
-        raise InputError(
-            f"{profile.name} cannot start at {start or 'nothing'} on {geo.gpu}; possible starts are {allowed}",
-            field="layout",
-        )
+        why = f"{profile.name} cannot start at {start}" if start else f"{word!r} has no start"
+        raise InputError(f"{why} on {geo.gpu}; possible starts are {allowed}", field="layout")
     return Placement(int(start), profile.kind)

@@ -164,11 +164,13 @@ TABLES: dict[str, Table] = {
     ),
     "B300": _seven(
         "7g.269gb:258.00:- 4g.135gb:129.00:- 3g.135gb:129.00:- 2g.67gb:64.50:- 1g.67gb:64.50:- 1g.34gb:29.50:18",
-        source="public profile names (memory: 96 % of the names', 87 % for 1g, the least of published listings)",
+        source="public profile names (memory: 96 % of the size in the name, for 1g 87 %: the smallest fractions in "
+        "published listings)",
     ),
     "GB300": _seven(
         "7g.278gb:267.00:- 4g.139gb:133.50:- 3g.139gb:133.50:- 2g.70gb:66.75:- 1g.70gb:66.75:- 1g.35gb:30.50:-",
-        source="public profile names (memory: 96 % of the names', 87 % for 1g, the least of published listings)",
+        source="public profile names (memory: 96 % of the size in the name, for 1g 87 %: the smallest fractions in "
+        "published listings)",
     ),
     "RTX-PRO-6000": Table(
         TWELVE,

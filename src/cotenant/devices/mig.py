@@ -206,8 +206,8 @@ def apply_rules(
     addressed = [(d, [rule for rule in rules if rule.addresses(d.index, ids[d.uuid])]) for d in devices]
     todo = [(device, mine[-1]) for device, mine in addressed if mine]
     if not todo:
-        there = ", ".join(f"{d.index} ({d.name}, {ids[d.uuid]:#010x})" for d in devices)
-        raise InputError(f"no rule applies to a GPU of this machine; there are {there}", field="device-filter")
+        there = " or ".join(f"GPU {d.index} ({d.name}, {ids[d.uuid]:#010x})" for d in devices)
+        raise InputError(f"no rule of the configuration applies to {there}", field="device-filter")
     for device, rule in todo:
         _refuse_rule(rule, ids[device.uuid])
     for dry in (True, False)[: 1 if dry_run else 2]:

@@ -38,7 +38,7 @@ SENTENCES = {
     "NVML_ERROR_FUNCTION_NOT_FOUND": "needs a newer driver",
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": "needs a newer driver",
     "NVML_ERROR_INVALID_ARGUMENT": "was refused as invalid by the driver",
-    "NVML_ERROR_NOT_FOUND": "was not found by the driver",
+    "NVML_ERROR_NOT_FOUND": "failed: the driver found no such GPU or instance",
     "NVML_ERROR_GPU_IS_LOST": "failed because the GPU fell off the bus",
     "NVML_ERROR_RESET_REQUIRED": "takes effect only after a GPU reset",
     "NVML_ERROR_DRIVER_NOT_LOADED": "failed: the NVIDIA driver is not loaded",
@@ -99,7 +99,7 @@ class Nvml:
         """Call an NVML function. If it fails, raises WorkError with `doing` (what was attempted) and the reason."""
         call: Callable[..., Any] | None = getattr(self.lib, function, None)
         if call is None:
-            raise WorkError(f"{doing} needs a newer nvidia-ml-py: it has no {function}")
+            raise WorkError(f"{doing} needs a newer nvidia-ml-py: the installed one has no {function}")
         try:
             return call(*args)
         except self.lib.NVMLError as error:
@@ -139,9 +139,9 @@ class Nvml:
         matches = exact or [d for d in devices if len(wanted) >= 4 and d.uuid.startswith(wanted)]
         if len(matches) == 1:
             return matches[0]
-        there = ", ".join(f"{d.index} {d.uuid} ({d.name})" for d in devices) or "none"
+        there = ", ".join(f"GPU {d.index} {d.uuid} ({d.name})" for d in devices) or "no GPU"
         what = "is not unique" if matches else "is not on this machine"
-        raise InputError(f"GPU {gpu!r} {what}; there are {there}", field="gpu")
+        raise InputError(f"GPU {gpu!r} {what}; this machine has {there}", field="gpu")
 
     # ---- MIG mode
 

@@ -44,8 +44,12 @@ def discover(wanted: Sequence[str]) -> tuple[Gpu, ...]:
     for text in wanted:
         match = [g for g in real if text in (g.uuid, str(g.index))]
         if not match:
-            known = ", ".join(g.uuid for g in real) or "none on this machine"
-            raise InputError(f"this machine has no GPU {text!r}; known: {known}; or all, or soft", field="--gpus")
+            known = ", ".join(g.uuid for g in real) or "none"
+            raise InputError(
+                f"this machine has no GPU {text!r}; its GPUs are {known}; also allowed are all (all of these) and soft "
+                "(the software GPU)",
+                field="--gpus",
+            )
         if match[0] in chosen:
             raise InputError(f"the GPU {text!r} is named twice", field="--gpus")
         chosen.append(match[0])

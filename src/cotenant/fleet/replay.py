@@ -108,8 +108,8 @@ class Outcome:
             return []
         return [
             f"pretended jobs ran up to {self.pace_error:.0%} off their target speed, {TRIES} times in a "
-            "row: this machine was busy, or their steps are too short for it; repeat it on an idle "
-            "machine"
+            "row: this machine was busy, or the jobs' steps are too short for it; repeat the replay on an "
+            "idle machine"
         ]
 
 

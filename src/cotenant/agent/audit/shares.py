@@ -132,7 +132,8 @@ class ShareProof:
         now = time.monotonic()
         for name, text in look.put_right.items():
             by = "a program with access to the MPS server did this; keep the server's sockets out of its container"
-            self._put_right[(name, f"{text} ({by}), and restart programs that started meanwhile")] = now
+            todo = "restart the tenant's programs that started while it was wrong"
+            self._put_right[(name, f"{text} ({by}); {todo}")] = now
         self._put_right = {key: at for key, at in self._put_right.items() if now - at < NAMED_S}
         for name, text in self._put_right:
             found[name].append(text)
@@ -177,8 +178,8 @@ class ShareProof:
     def _escaped(self, uuid: str, pid: int, beyond: str) -> str:
         index = self._registry.gpus[uuid].index
         return (
-            f"process {pid} uses GPU {index} outside its MPS server and may have all of it{beyond}: {AGAIN}; "
-            f"nvidia-smi -i {index} -c EXCLUSIVE_PROCESS prevents this"
+            f"process {pid} uses GPU {index} outside its MPS server and may use the whole GPU{beyond}: {AGAIN}; "
+            f"nvidia-smi -i {index} -c EXCLUSIVE_PROCESS prevents use of the GPU outside MPS servers"
         )
 
 

@@ -132,7 +132,8 @@ class Operations:
             if (why := self._rows.in_force.left_out.get(spec.name)) is not None:
                 # if it were admitted as a new tenant, it would have none of the limits of its declaration
                 raise InputError(
-                    f"{spec.name} is declared in the agent's configuration, which leaves it out: {why}", field="--name"
+                    f"{spec.name} is declared in the agent's configuration, but the agent has not admitted it: {why}",
+                    field="--name",
                 )
             if not caller.trusted:
                 raise InputError(

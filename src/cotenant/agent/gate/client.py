@@ -76,8 +76,8 @@ class _Mapping:
         layout = FloorLayout.from_buffer(self.memory)
         if layout.magic != FLOOR_MAGIC:
             raise WorkError(
-                "the gate page that the agent sent (shared memory of the LS gate) is invalid: agent and server must "
-                "be of the same release"
+                "the shared memory of the LS gate that the agent sent is invalid: the agent and this program must be "
+                "of the same release"
             )
         self.holder = holder
         self.layout = layout

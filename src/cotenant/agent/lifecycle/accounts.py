@@ -61,8 +61,8 @@ class Accounts:
             cap = tenant.cap_bytes(gpu)
             if cap is not None and used > cap:
                 return (
-                    f"it uses {format_bytes(used)} of GPU {gpu.index}, which stays: its new allocations fail "
-                    f"until it uses less than {format_bytes(cap)}"
+                    f"the tenant keeps the {format_bytes(used)} that it uses on GPU {gpu.index}, but its new "
+                    f"allocations fail until it uses less than {format_bytes(cap)}"
                 )
         return ""
 

@@ -42,8 +42,8 @@ class Mps(Mechanism):
             "before release 615 the percentage is an environment variable: a tenant that changes it "
             "before its first CUDA call gets what it sets, up to the server's default; from 615 on its "
             "namespace has the percentage",
-            "a program that leaves its pipe folder has the whole GPU: it is reported within two seconds, "
-            "and prevented by nvidia-smi -c EXCLUSIVE_PROCESS",
+            "a program that does not use its MPS pipe folder has the whole GPU: the agent reports this within two "
+            "seconds, and nvidia-smi -c EXCLUSIVE_PROCESS prevents it",
             "needs nvidia-cuda-mps-control; on the software GPU tenants run concurrently without it",
         ),
     )

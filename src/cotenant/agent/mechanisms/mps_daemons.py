@@ -59,10 +59,10 @@ class MpsDaemons:
         }
         if spec.memory_bytes is not None:
             environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, spec.memory_bytes >> 20)}M"
-        older = "this MPS cannot do it: driver release"
+        request, weight = f"the tenant's request of {spec.request:.0%}", f"the tenant's weight of {spec.weight:g}"
         remarks = (
-            *([f"the tenant's request of {spec.request:.0%} is not enforced: {older} 615 can"] if spec.request else []),
-            *([f"the tenant's weight of {spec.weight:g} has no effect: {older} 620 can"] if spec.weight else []),
+            *([f"{request} is not enforced: MPS reserves SMs from driver release 615 on"] if spec.request else []),
+            *([f"{weight} has no effect: MPS has weights from driver release 620 on"] if spec.weight else []),
         )
         return Enforcement(environment, SlotFlag.UNGATED, below={CLIENT_PRIORITY: "1"}, remarks=remarks)
 

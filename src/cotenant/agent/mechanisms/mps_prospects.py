@@ -70,7 +70,7 @@ def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
         Prospect(
             Promise.SMS,
             Strength.SERVER,
-            "the percentage of the tenant's namespace; for a request an SM partition",
+            "the percentage of the tenant's namespace; a tenant with a request also has an SM partition",
             f"the MPS server has a limit per namespace that no client can raise, and reserves SMs in chunks{lending}",
             obstacles,
         ),

@@ -20,7 +20,7 @@ class Slices(Mechanism):
     name = "slices"
     uses = frozenset({Use.TENANT})
     capabilities = Capabilities(
-        compute="at least the request while it has work, at most the limit, over 2 s; kernels are preempted",
+        compute="a tenant that has work gets at least its request and at most its limit in 2 s; kernels are preempted",
         memory="the shim limits the sum of all kinds of allocations",
         resize="at once",
         isolation="one tenant runs at a time; a kernel that hangs delays no other tenant, and best-effort work "

@@ -14,8 +14,8 @@ class Time(Mechanism):
     name = "time"
     uses = frozenset({Use.TENANT, Use.SERVICE, Use.JOB})
     capabilities = Capabilities(
-        compute="at least the request while it wants the GPU, at most the limit, over the window; one kernel "
-        "may run beyond the end of a turn, and its time is charged",
+        compute="a tenant that has work gets at least its request and at most its limit in the time `window` of the "
+        "agent's settings; one kernel may run beyond the end of a turn, and its time is charged",
         memory="the shim limits the sum of all kinds of allocations",
         resize="at once",
         isolation="one tenant runs at a time; a running kernel cannot be stopped, so one that hangs delays the "

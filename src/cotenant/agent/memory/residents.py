@@ -175,7 +175,7 @@ class Residents:
             return "the driver has not enough free memory"
         known = device_of(self._registry.gpus[gpu]).overhead_bytes
         strangers = self.gpus[gpu].overhead_bytes - known
-        others = f"; {strangers / 2**20:.0f} MiB of the GPU are used by no tenant" if strangers > 64 << 20 else ""
+        others = f"; programs of no tenant use {strangers / 2**20:.0f} MiB of the GPU" if strangers > 64 << 20 else ""
         return f"{plan.short_bytes / 2**20:.0f} MiB are missing, {why}{others}"
 
     # -- counters and display --------------------------------------------------------------------------------------

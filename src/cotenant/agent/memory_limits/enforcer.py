@@ -293,7 +293,10 @@ class MemoryLimits:
         if before is not None and before.path.exists():
             if before.made:
                 if in_container(pid):
-                    raise NoGroupError(f"process {pid} runs in a container, whose limits it would escape")
+                    raise NoGroupError(
+                        f"process {pid} runs in a container, and would escape the container's limits in the tenant's "
+                        "control group"
+                    )
                 hierarchy.enter(before.path, pid)
                 return before
             if tenant.pids:

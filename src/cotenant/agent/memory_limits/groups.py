@@ -83,7 +83,10 @@ def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
             continue  # a tenant's program starts another tenant, which was admitted with a limit of its own
         with contextlib.suppress(OSError):
             if _bounds(name, hierarchy.read(group, name)):
-                raise NoGroupError(f"the launcher's control group has a limit ({name}), which the tenant would escape")
+                raise NoGroupError(
+                    f"the launcher's control group has a limit ({name}), which the tenant would escape in a control "
+                    "group of its own"
+                )
     parent = group if group == hierarchy.root else group.parent
     stem = mark + re.sub(r"[^A-Za-z0-9_.-]", "_", tenant)[:100]
     return next(path for i in range(1, 1 << 16) if not (path := parent / f"{stem}-{i}").exists())

@@ -56,7 +56,7 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
             why = (
                 "is given twice"
                 if key in given
-                else f"is unknown; {f'did you mean {near[0]}?' if near else ', '.join(KEYS)}"
+                else f"is unknown; {f'did you mean {near[0]}?' if near else 'known are ' + ', '.join(KEYS)}"
             )
             raise InputError(f"{key[:60]!r} {why}", field=FIELD)
         given[key] = value

@@ -110,9 +110,11 @@ class ElasticPlanner:
             if n <= most and (n == spec.gpus or not self.entry.rigid)
         ]  # fmt: skip
         if not can:
-            measured = {gpu: sorted(by) for gpu, by in model.rate.items()}
+            measured = ", ".join(f"{'/'.join(map(str, sorted(by)))} x {gpu}" for gpu, by in model.rate.items())
+            there = ", ".join(f"{most} x {gpu}" for gpu, most in room.items())
             raise InputError(
-                f"profile {model.name} was measured on GPUs {measured}, and the fleet has {dict(room)}"
+                f"the fleet ({there}) has none of the models and numbers of GPUs on which profile {model.name} was "
+                f"measured ({measured})"
                 + (f"; policy {self.name} runs this job on exactly {spec.gpus:g} GPUs" if self.entry.rigid else ""),
                 field="gpus",
             )

@@ -133,8 +133,8 @@ def keep_store_url(folder: Path, url: str) -> None:
     # two URLs that differ only in the password name one and the same store
     if before is not None and _shown(before) != _shown(url):
         raise InputError(
-            f"{_shown(url)} is not the store of the fleet in {folder}, which is {_shown(before)}: use another folder, "
-            f"or remove {kept} to leave the old store's jobs behind",
+            f"the fleet in {folder} has the store {_shown(before)}, not {_shown(url)}: use another folder, or remove "
+            f"{kept} to leave the jobs of the old store behind",
             field="store",
         )
     part = folder / f".{STORE_URL}.{os.getpid()}"

@@ -114,7 +114,7 @@ def _own_annotations(pod: Any) -> dict[str, Any]:
 
 def _unhandled(uid: str, text: str, settings: WebhookSettings) -> Answer:
     if settings.fail_open:
-        return _response(uid, "failed", warnings=[f"{text}; it was left unchanged"])
+        return _response(uid, "failed", warnings=[f"{text}; the object was left unchanged"])
     return _response(uid, "failed", message=text, code=500)
 
 

@@ -84,7 +84,10 @@ def wanted(pod: Mapping[str, Any], devices: Devices, memory: Mapping[str, int] =
         gpus = sorted({gpu_of(device) for device in ids})
         if not share.whole and not share.claimed and len(gpus) > 1:
             found.remarks.append(
-                Remark("ShareRefused", f"container {container} was given units of {' and '.join(gpus)}")
+                Remark(
+                    "ShareRefused",
+                    f"the units of container {container} are on the GPUs {' and '.join(gpus)}, but must be on one GPU",
+                )
             )
             continue
         users = _users(share, asked, devices) if share.claimed else [1] * len(ids)
