@@ -51,5 +51,5 @@ def test_plan_under_mig_prints_layouts_that_apply(run: Any, tmp_path: Path) -> N
     assert "MIG layout of GPU 0:" in out
     whole = build_problem(replace(read_services(services), mechanism="mig"), live=True)
     assert {p.processes for p in whole.gpus.profiles[0].partitions} == {1}
-    with pytest.raises(InputError, match="cannot give to workers: such plans can only be simulated"):
+    with pytest.raises(InputError, match="cannot give to workers: plans with this profile can only be simulated"):
         build_problem(read_services(services), live=True)

@@ -306,7 +306,7 @@ SHARE, LIB = "cotenant.dev/share", "/opt/cotenant/lib"
         (pod(containers=[MAIN | {"resources": {"limits": {SHARE: 5}, "requests": {SHARE: 4}}}]),
          "cotenant.dev/share is limited to 5 and requested as 4; they must be equal"),
         (pod(annotations=share(), containers=[MAIN | {"resources": {"limits": {"cotenant.dev/share": 50}}}]),
-         "takes 50 units of cotenant.dev/share and the pod's cotenant.dev/request is 30%, which are 30; keep one"),
+         "takes 50 units of cotenant.dev/share, but the pod's cotenant.dev/request of 30% makes 30 units; remove one"),
         (pod(annotations=share(), containers=[MAIN | {"resources": {"limits": {"cotenant.dev/gpu": 1}}}]),
          "container main takes whole GPUs, which cannot be combined with share, limit or memory"),
         (pod(annotations=share() | {"cotenant.dev/inject": "false"},

@@ -90,7 +90,7 @@ def test_a_share_and_its_memory_are_never_on_two_gpus(node: Node) -> None:
     node.schedule(pod("b", annotations=share("10%", memory="8Gi")))
     assert sorted(Counter(gpu_of(one) for one in node.kubelet.in_use(MEMORY)).values()) == [1, 8]
     # One GPU has 10 % and 7 GiB left, the other 90 % and no memory.
-    with pytest.raises(AdmissionError, match=r"but on no GPU both\. This pod has failed and is not retried"):
+    with pytest.raises(AdmissionError, match=r"no GPU has enough of both .*\. This pod has failed and is not retried"):
         node.schedule(pod("c", annotations=share("50%", memory="2Gi")))
     node.schedule(pod("d", annotations=share("10%", memory="7Gi")))
     node.schedule(pod("e", annotations=share("90%")))

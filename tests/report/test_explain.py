@@ -55,14 +55,14 @@ def test_waits_starts_moves_grows_gives_way_and_finishes() -> None:
         "a under fifo + tune: res50, 4 GPUs, tenant vc1",
         "  0:00:00  arrived",
         "  0:00:00  waited 5 min: every GPU was held by jobs earlier in the order (8 of 8 GPUs held, 3 jobs waiting)",
-        "  0:05:00  started on 4 GPUs of node 0 with 12 CPUs and 250 GB, at its proportional speed",
+        "  0:05:00  started on 4 GPUs of node 0 with 12 CPUs and 250 GB, at the speed of a GPU-proportional share",
         "  0:15:00  moved from node 0 to nodes 0 and 1: all jobs were placed again",
-        "  0:25:00  kept its GPUs with 24 CPUs instead of 12, at 1.5× its proportional speed: the CPU and memory for "
-        "the job's ideal speed had become free",
+        "  0:25:00  kept its GPUs with 24 CPUs instead of 12, at 1.5× the speed of a GPU-proportional share: the "
+        "CPU and memory for the job's ideal speed had become free",
         "  0:35:00  lost its GPUs after running 30 min: jobs earlier in the order took the GPUs",
         "  0:35:00  waited 30 min (7 of 8 GPUs held, 1 job waiting)",
-        "  1:05:00  ran again on 4 GPUs of node 1 with 12 CPUs and 250 GB, at its proportional speed: the job had "
-        "waited so long that it went first",
+        "  1:05:00  ran again on 4 GPUs of node 1 with 12 CPUs and 250 GB, at the speed of a GPU-proportional share: "
+        "the job had waited so long that it went first",
         # N = (600 x 1 + 6900 x 2) / 7500 = 1.92. As 4 x 1.92 / 8 < 1, rho equals the slowdown.
         "  2:05:00  finished 2.08 h after its arrival: 35 min waiting and 90 min running (slowdown 75, finish-time "
         "fairness ρ 75)",
@@ -74,7 +74,7 @@ def test_many_moves_are_drawn_together() -> None:
     events = [(0.0, 0, Kind.ARRIVE, Reason.NONE), START, *moves, DONE]
     got = lines(events, cluster_info=cluster(3, 4))
     assert got[3:5] == [
-        "  0:05:00  started on 4 GPUs of node 0 with 12 CPUs and 250 GB, at its proportional speed",
+        "  0:05:00  started on 4 GPUs of node 0 with 12 CPUs and 250 GB, at the speed of a GPU-proportional share",
         "  0:10:00  was moved 14 times among nodes 0, 1 and 2 until 0:23:00, with 12 to 13 CPUs: all jobs were "
         "placed again",
     ]
@@ -123,27 +123,28 @@ def test_waiting_for_several_reasons() -> None:
 def test_parts_of_gpus_many_nodes_and_no_placements() -> None:
     part = [{**JOBS[0], "gpus": 0.25}]
     got = lines([run(0, Kind.START, Reason.IN_ORDER, [(1, 0.25)]), DONE], jobs=part)
-    assert got[2] == "  0:00:00  started on 0.25 of a GPU of node 1 with 12 CPUs and 250 GB, at its proportional speed"
+    speed = "at the speed of a GPU-proportional share"
+    assert got[2] == f"  0:00:00  started on 0.25 of a GPU of node 1 with 12 CPUs and 250 GB, {speed}"
     many = [{**JOBS[0], "gpus": 8.0}]
     got = lines(
         [run(0, Kind.START, Reason.IN_ORDER, [(n, 1.0) for n in range(8)]), DONE], jobs=many, cluster_info=cluster(8, 1)
     )
     assert "started on 8 GPUs of 8 nodes with" in got[2]
     got = lines([run(0, Kind.START, Reason.IN_ORDER, []), DONE], placements=False)
-    assert got[2] == "  0:00:00  started on 4 GPUs with 12 CPUs and 250 GB, at its proportional speed"
+    assert got[2] == "  0:00:00  started on 4 GPUs with 12 CPUs and 250 GB, at the speed of a GPU-proportional share"
 
 
 def test_unfinished_rejected_and_never_seen() -> None:
     later = (5000.0, 1, Kind.ARRIVE, Reason.NONE)
     assert lines([run(0, Kind.START, Reason.IN_ORDER, [(0, 4.0)]), later])[-1] == (
-        "  1:23:20  not finished: the record ends 83.3 min after its arrival; it had run 83.3 min by then"
+        "  1:23:20  not finished: the record ends 83.3 min after the job's arrival; the job had run 83.3 min by then"
     )
     rejected = lines([(0.0, 0, Kind.ARRIVE, Reason.NONE), (0.0, 0, Kind.REJECT, Reason.NO_GPU_OF_MODEL), later])
     why = "the cluster has no GPU of a model that the job accepts"
     assert rejected[2:] == [f"  0:00:00  rejected: {why}", "  0:00:00  never ran"]
     assert lines([later], job="a")[1:] == [
         "  0:00:00  arrived",
-        "  1:23:20  not finished: the record ends 83.3 min after its arrival; it had not run yet",
+        "  1:23:20  not finished: the record ends 83.3 min after the job's arrival; the job had not run yet",
     ]
 
 

@@ -241,7 +241,10 @@ def test_raw_contents_are_counted(server: Running) -> None:
         ({"shape": [True, 2]}, "input 'x' has True in its shape, which is not a valid size"),
         ({"data": None}, "input 'x' needs its data as a list"),
         ({"name": "z"}, "input 'x' is missing"),
-        ({"parameters": {"binary_data_size": 8}}, "input 'x' has a list of data beside binary data"),
+        (
+            {"parameters": {"binary_data_size": 8}},
+            "input 'x' has both a list of data and binary data; only one of them is allowed",
+        ),
     ],
 )
 def test_what_a_request_lacks_is_named(server: Running, change: dict[str, Any], said: str) -> None:

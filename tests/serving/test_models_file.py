@@ -72,7 +72,7 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
         (ONE + "  ttft_ms: 0\n", "line 5, field models[0].ttft_ms: 0 should be greater than 0"),
         (ONE + "gpus: {memory: 2GiB}\n", "a needs 4.00 GiB, but the models may use only 2.00 GiB of each GPU"),
         (ONE + "gpus: {model: cpu}\n", "needs memory: the host memory that all programs together may use"),
-        (ONE + "gpus: {model: cpu, memory: 8GiB, mechanism: mps}\n", "models without a GPU share none: leave it out"),
+        (ONE + "gpus: {model: cpu, memory: 8GiB, mechanism: mps}\n", "leave it out with model: cpu, because no GPU is"),
         (ONE + "gpus: {mechanism: mig}\n", "field gpus.mechanism: 'mig' should be 'auto', 'time', 'slices' or 'mps'"),
         (ONE + "listen: {http: none}\n", "line 5, field listen.http: language models are served over HTTP only"),
         (ONE + "evict: soon\n", "line 5, field evict: unknown setting; known: gpus, models, listen"),

@@ -250,7 +250,7 @@ def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path)
     services = deployment(entries, tmp_path)
     with heard() as said, running(services, plan=plan({"a": 1, "b": 1}), colocation="tidal", agent=bench.folder):
         pass
-    assert any("b shares a process with a latency-sensitive service" in line for line in said)
+    assert any("best-effort work of b shares a process with a latency-sensitive service" in line for line in said)
     assert any("no memory is reserved for a: the same process runs b, for which" in line for line in said)
 
 
@@ -262,7 +262,7 @@ def test_what_green_contexts_cannot_keep_is_said(bench: Bench, mechanism: str, b
     with heard() as said:
         made.environment(WorkerSpec("0/50%/0#1", 0, "X", "50%", 0.5, mechanism, (model,)))
     made.close()
-    assert any("b on green contexts: waits only between batches" in line for line in said) == between_batches
+    assert any("b runs on green contexts, so it waits for" in line for line in said) == between_batches
 
 
 def test_a_best_effort_service_waits_while_somebody_holds_the_floor(bench: Bench, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_types_of_json_and_strings(server: Running) -> None:
         (b"[]", "needs an object with inputs"),
         ({"inputs": []}, "inputs must be a list of tensors"),
         ({"inputs": [tensor([1.0], 1) | {"name": "WRONG"}]}, "input 'INPUT' is missing"),
-        ({"inputs": [tensor([1.0], 1) | {"datatype": "FP64"}]}, "input 'INPUT' is FP32, not FP64"),
+        ({"inputs": [tensor([1.0], 1) | {"datatype": "FP64"}]}, "input 'INPUT' must be FP32, not FP64"),
         ({"inputs": [tensor([1.0], 1) | {"datatype": "FLOAT"}]}, "unknown data type 'FLOAT'"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [1]}]}, "input 'INPUT' has shape [1]; the model takes [-1, -1]"),
         ({"inputs": [tensor([1.0], 1) | {"shape": [1, 2]}]}, "has 1 elements; its shape says 2"),

@@ -234,7 +234,7 @@ def test_a_model_that_cannot_be_measured_is_left_out_and_samples_measure_it(tmp_
     with running(content) as server:
         found = {s["name"]: s["not_ready"] for s in server.status()["services"]}
         assert found["good"] == ""
-        assert found["picky"].startswith("the model cannot be measured (sample: names a file")
+        assert found["picky"].startswith("the model cannot be measured (set the key sample to a file")
         assert "Gather" in found["picky"]
         assert "no model at" in found["gone"]
         assert ask(server.http_url, "/v2/models/picky/infer", {"inputs": [row]})[0] == 503

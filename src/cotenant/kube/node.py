@@ -169,7 +169,8 @@ class NodePlugin:
         """Publish the node's GPUs for claims, if pods are placed by claims."""
         if self._claims is not None and self._offered.write(self._claims.held()):
             inventory = self.state.inventory
-            LOG.info("offered by claims: %d GPUs, %d MIG instances", len(inventory.gpus), len(inventory.slices))
+            gpus, instances = len(inventory.gpus), len(inventory.slices)
+            LOG.info("published for resource claims: %d GPUs, %d MIG instances", gpus, instances)
 
     def _tell_kubelet(self) -> None:
         """Have new resources registered with the kubelet. Raises WorkError while any is not registered."""

@@ -68,7 +68,7 @@ def parse_memory(value: object, field: str) -> int:
         ) from None
     if number.denominator != 1 or not 0 < number < MOST_BYTES:
         raise InputError(
-            f"{_shown(value)} is not a whole number of bytes over 0 that a machine could have", field=field
+            f"{_shown(value)} is not a whole number of bytes above 0 and below 4Ei (4 * 2^60 bytes)", field=field
         )
     if str(value).isdigit():
         raise InputError(f"{_shown(value)} has no unit; write {meant(int(number), 'Gi', 'Mi')}", field=field)

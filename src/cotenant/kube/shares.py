@@ -256,8 +256,8 @@ def _share(
             )
         if request is not None and given != units:
             raise InputError(
-                f"container {name} takes {given} units of {names.SHARE_RESOURCE} and the pod's {names.REQUEST} is"
-                f" {percent(request)}, which are {units}; keep one of them",
+                f"container {name} takes {given} units of {names.SHARE_RESOURCE}, but the pod's {names.REQUEST} of"
+                f" {percent(request)} makes {units} units; remove one of the two",
                 field=where,
             )
         units = int(given)

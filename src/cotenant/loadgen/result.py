@@ -118,8 +118,8 @@ class LoadResult:
         limit = max(1.0, 0.05 * min(slos)) if slos else 5.0
         if late is not None and late > limit:
             found.append(
-                f"1 % of the requests left {late:.1f} ms or more after their time: this machine, or the limit of "
-                "connections, was the bottleneck, and the latencies include it"
+                f"1 % of the requests were sent {late:.1f} ms or more after their scheduled time, because this machine "
+                "or the limit of connections was the bottleneck; the latencies include this delay"
             )
         if self.stray:
             found.append(f"{self.stray:,} answers belong to no open request")

@@ -72,7 +72,7 @@ def find_max(
     `step`: only its multiples are tested (1/8 for a load of 8 requests in flight).
     """
     if not 0 < target <= 1:
-        raise InputError(f"target must be above 0 and at most 100 %, not {target:g}", field="target")
+        raise InputError(f"target must be above 0 % and at most 100 %, not {100 * target:g} %", field="target")
     if not 0.001 <= tolerance < 1:
         raise InputError(f"tolerance must be between 0.001 and 1, not {tolerance:g}", field="tolerance")
     probes: list[Probe[R]] = []

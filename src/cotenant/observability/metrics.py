@@ -73,7 +73,7 @@ TENANT_WAIT = Metric(
 TENANT_OVERRUN = Metric(
     "cotenant_tenant_overrun_seconds_total",
     "counter",
-    "Time by which the tenant's turns exceeded their length.",
+    "Time by which the tenant's turns ended later than their deadlines.",
     ("tenant", "gpu"),
 )
 TENANT_TURNS = Metric("cotenant_tenant_turns_total", "counter", "Turns of the tenant.", ("tenant", "gpu"))
@@ -82,8 +82,8 @@ TENANT_LAUNCHES = Metric(
 )
 TENANT_LAUNCH_WAIT = Metric(
     "cotenant_tenant_launch_wait_seconds_total", "counter",
-    "Time that the tenant's launches waited on the host, for turns or for latency-sensitive work "
-    "to end.", ("tenant",),
+    "Time that the tenant's launches waited on the host, for a turn or until latency-sensitive "
+    "work ended.", ("tenant",),
 )  # fmt: skip
 TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about the tenant.", ("tenant",))
 TENANT_NOT_ENFORCED = Metric(

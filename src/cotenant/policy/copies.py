@@ -55,9 +55,12 @@ class CopySettings:
 
     def __post_init__(self) -> None:
         if not 4096 <= self.chunk_bytes <= 1 << 32:
-            raise ValueError(f"a chunk must have 4 KiB to 4 GiB, not {self.chunk_bytes} bytes")
+            raise ValueError(f"chunk_bytes must be 4 KiB to 4 GiB, not {self.chunk_bytes} bytes")
         if not 4096 <= self.period_bytes <= 1 << 40:
-            raise ValueError(f"a period must have 4 KiB to 1 TiB, not {self.period_bytes} bytes")
+            raise ValueError(
+                "period_bytes, which all waiting tenants copy together in one round, must be 4 KiB to 1 TiB, "
+                f"not {self.period_bytes} bytes"
+            )
         if not 1 <= self.in_flight <= COPY_SLOTS:
             raise ValueError(f"chunks in flight must be 1 to {COPY_SLOTS}, not {self.in_flight}")
 

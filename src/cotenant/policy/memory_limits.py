@@ -12,6 +12,7 @@ from cotenant.core.strength import Promise, Prospect, Strength
 
 FIRST_RELEASE = 615  # the first release of NVIDIA's driver with memory limits
 FIRST_KERNEL = "6.14"  # the first Linux release with the dmem controller
+SHIM_LIMITS = "the shim in the tenant's process counts its GPU memory and refuses what exceeds the limit"
 
 
 class GroupLimit(NamedTuple):
@@ -54,21 +55,23 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
         for each in found.foreign
     )
     if missing:
-        why = f"the shim in the tenant's process counts and refuses, because {missing[0][0]}"
+        why = f"{SHIM_LIMITS}, because {missing[0][0]}"
         obstacles = (*(f"{text}: {todo}" for text, todo in missing), *foreign)
         return by_shim(why, obstacles)
     if swaps:
         why = (
-            "the shim in the tenant's process counts and refuses, because a swapped tenant frees and "
-            "allocates memory as its contents move, and the effect of the driver's limits on that has "
-            "not been measured"
+            f"{SHIM_LIMITS}, because the driver's limits have not been measured with a swapped tenant, which frees and "
+            "allocates memory as its contents move"
         )
         return by_shim(why, foreign)
     if found.dmem:
         why = "the kernel's dmem controller accounts this GPU's memory and refuses what exceeds dmem.max"
         return Prospect(Promise.MEMORY, Strength.KERNEL, "dmem.max of the tenant's control group", why, foreign)
     no_dmem = f"the kernel does not count this GPU's memory (that needs the dmem controller, Linux {FIRST_KERNEL})"
-    why = f"the driver counts and refuses by control group, because {no_dmem}"
+    why = (
+        "the driver counts the GPU memory of the tenant's control group and refuses what exceeds the limit, because "
+        f"{no_dmem}"
+    )
     todo = f"{no_dmem}: start a kernel that has the controller (CONFIG_CGROUP_DMEM)"
     return Prospect(
         Promise.MEMORY, Strength.DRIVER, "the driver's limit on the tenant's control group", why, (todo, *foreign)

@@ -102,8 +102,9 @@ def notes(rows: Rows) -> list[str]:
     every = [row for found in rows.values() for row in found.values()]
     said = [
         f"✓: LS p99 at most {PROMISE_P99 - 1:.0%} above that of LS alone, and BE work at least {PROMISE_BE:.0%} of what"
-        " BE alone does in the time that LS leaves free.",
-        "Alone: the same arrivals without BE. In time: not longer than 99.5 % of the requests take alone.",
+        " BE alone does in the time that LS leaves free (column BE of what LS leaves).",
+        "Alone: the same arrivals without BE. In time: requests that took no longer than the 99.5th percentile of LS "
+        "alone.",
     ]
     alone = [(row["ls_alone_p50_ms"], row["ls_alone_p99_ms"]) for row in every if "ls_alone_p99_ms" in row]
     if alone:
@@ -136,7 +137,8 @@ def _paused(rows: Rows) -> list[str]:
             late, requests = max(row.get("late_requests") or [0]), int(row.get("requests") or 0)
             if late and late >= LATE_PART * requests:
                 calm = row.get("ls_p99_over_alone_calm")
-                without = "" if calm is None else f", {calm:.2f} without the blocks that had some"
+                blocks = "without the blocks that had late requests"
+                without = "" if calm is None else f"; p99 over alone is {calm:.2f} {blocks}"
                 words = f"{scheme} beside {short_names(list(loads))[load]} ({late} of {requests:,}{without})"
                 found.append((late / requests, words))
     if not found:
@@ -188,7 +190,7 @@ def figures(rows: Rows) -> list[dict[str, Any]]:
     work = {"title": {"text": "BE work, % of what it does alone in the time that LS leaves"}}
     return [
         _figure(frontier, "LS latency against BE work: right and down is better", 520, work, 100 * PROMISE_BE),
-        _figure(by_load, "LS p99 over alone, by what runs beside it (bars: 95 %)", 460, ticks, None),
+        _figure(by_load, "LS p99 over alone, by the BE work beside LS (bars: 95 % intervals)", 460, ticks, None),
     ]
 
 

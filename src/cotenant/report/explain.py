@@ -151,7 +151,7 @@ def _ending(story: Story, record: Record) -> Step:
             ended = f"ended unfinished; it had run {time_text(figures['running_s'])}" if ran else "never ran"
             return Step(story.events[-1].time_s, ended)
         so_far = f"run {time_text(figures['running_s'])} by then" if figures["running_s"] else "not run yet"
-        left = f"the record ends {time_text(record.end_s - arrival)} after its arrival; it had {so_far}"
+        left = f"the record ends {time_text(record.end_s - arrival)} after the job's arrival; the job had {so_far}"
         return Step(record.end_s, f"not finished: {left}")
     parts = f"{time_text(figures['queueing_s'])} waiting and {time_text(figures['running_s'])} running"
     against = []

@@ -13,6 +13,7 @@ from cotenant.core.files import atomic_file
 from cotenant.policy.residency import Do
 from cotenant.report.distributions import Windows, cdf_points, rounded
 from cotenant.report.embed import lead, shell
+from cotenant.report.serving import sent_late
 from cotenant.sim.llm.engine import LlmResult, Switch
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _sent(content: dict[str, Any]) -> str:
     late = content["lateness_ms"]
     text += f", seed {content['seed']}."
     if late["p50"] is not None:
-        text += f" Requests left {late['p50']:.2f} ms after their time in the median, 99 % within {late['p99']:.2f} ms."
+        text += f" {sent_late(late)}"
     return text
 
 

@@ -10,7 +10,7 @@ from cotenant.loadgen.loop import LATE, OK
 from cotenant.loadgen.result import LoadResult
 from cotenant.report.distributions import Windows, latency_curve
 from cotenant.report.embed import lead, shell
-from cotenant.report.serving import in_time, service_table
+from cotenant.report.serving import in_time, sent_late, service_table
 
 
 def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -> None:
@@ -40,9 +40,7 @@ def headline(result: LoadResult) -> str:
         text.append(in_time(worst, rows[worst]["slo_attainment"]))
     late = content["lateness_ms"]
     if late["p99"] is not None:
-        text.append(
-            f"Requests left {late['p50']:.2f} ms after their time in the median, 99 % within {late['p99']:.2f} ms."
-        )
+        text.append(sent_late(late))
     notes = result.warnings() if result.fault is None else [result.fault, *result.warnings()]
     return " ".join([*text, *(f"Note: {note}." for note in notes)])
 

@@ -58,6 +58,14 @@ def in_time(worst: str, share: float) -> str:
     return f"{worst} answered only {share:.2%} of its requests in time."
 
 
+def sent_late(late: Mapping[str, Any]) -> str:
+    """Return a sentence on the lateness of the requests that a load generator sent: its percentiles in ms."""
+    return (
+        f"Half of the requests were sent at most {late['p50']:.2f} ms after their scheduled time, 99 % at most "
+        f"{late['p99']:.2f} ms."
+    )
+
+
 def service_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the rows of the summary, a row per service or stage, as a table's HTML."""
     # only live runs have requests that failed, so only they have this column

@@ -345,7 +345,7 @@ def _speed(speed: float) -> str:
     """Return the job's speed relative to that with the GPU-proportional share of CPU and memory on the reference GPU,
     in words.
     """
-    return "its proportional speed" if figures(speed) == "1" else f"{figures(speed)}× its proportional speed"
+    return f"{'' if figures(speed) == '1' else figures(speed) + '× '}the speed of a GPU-proportional share"
 
 
 def _gigabytes(count: float) -> str:

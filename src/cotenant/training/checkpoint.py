@@ -153,7 +153,8 @@ class CheckpointStore:
         last = read_json(self.folder / MANIFEST)
         if last is not None and (_whole(last.get("attempt")) or 0) > self.attempt:
             raise FencedError(
-                f"start {last['attempt']} of this job has written a checkpoint; this start, {self.attempt}, ends"
+                f"the job was started again: start {last['attempt']} of this job has already written a checkpoint, so "
+                f"this process, which is start {self.attempt}, ends"
             )
         return last
 

@@ -139,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--iterations", type=float, required=True)
     parser.add_argument("--gpus", type=float, default=_gpus_here())
     parser.add_argument("--time-scale", type=float, default=1.0)
-    parser.add_argument("--torch", action="store_true", help="train a small PyTorch model within the steps")
+    torch = "train a small PyTorch model in each step, instead of only sleeping"
+    parser.add_argument("--torch", action="store_true", help=torch)
     given = parser.parse_args(arguments)
     try:
         for name in ("iterations", "gpus", "time_scale"):

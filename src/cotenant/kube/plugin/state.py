@@ -158,8 +158,8 @@ class PluginState:
         if where != gpu:
             self._half = None
             raise InputError(
-                f"{len(half.ids)} units of {half.resource} are free on {where} and {size} of {resource} on {gpu},"
-                f" but on no GPU both. {units.FAILED}"
+                f"no GPU has enough of both resources free: {len(half.ids)} units of {half.resource} are free on"
+                f" {where}, and {size} units of {resource} on {gpu}. {units.FAILED}"
             )
 
     def beside(self, resource: str, size: int) -> tuple[str, set[str] | None]:

@@ -42,12 +42,12 @@ SCHEMES: tuple[Scheme, ...] = (
     ),
     Scheme(
         "orion",
-        "BE runs beside LS if kernel class and SMs permit, in batches of DUR_THRESHOLD; LS has priority",
+        "BE runs beside LS if kernel class and SMs permit, in batches of at most in_flight_us; LS has priority",
         RuleKind.ORION,
         be_below=True,
         in_flight_us=160,
     ),
-    Scheme("mps-plus", "concurrent processes; fair queues schedule their copies", RuleKind.FREE),
+    Scheme("mps-plus", "concurrent processes; fair queues schedule only copies between host and GPU", RuleKind.FREE),
     Scheme("static", "concurrent processes; LS and BE have separate SMs", RuleKind.FREE, ls_sms=0.25, be_sms=0.75),
     Scheme(
         "tidal",
@@ -97,7 +97,11 @@ class ColocationSettings:
         if not 0.0 <= self.clock <= 1.0:
             raise InputError("the clock to keep must be 0 % to 100 % of the card's highest", field="clock")
         if self.clock and self.duty_cycle == 1.0:
-            raise InputError("a clock to keep needs a duty_cycle below 100 %, to which it may fall", field="clock")
+            raise InputError(
+                "a clock to keep needs a duty_cycle below 100 %: the agent keeps the clock by lowering the duty cycle, "
+                "at most to that value",
+                field="clock",
+            )
 
     @property
     def first_duty_cycle(self) -> float:

@@ -45,19 +45,22 @@ ELASTIC: dict[str, Entry] = {
         lambda _: Gavel("agnostic"), 360.0, "gavel", True,
     ),
     "sia": Entry(
-        "GPU model and count by goodput, a mixed-integer program (Sia)", lambda s: Sia(True, s), 60.0, "sia", False
+        "GPU model and number of GPUs of each job by goodput, a mixed-integer program (Sia)",
+        lambda s: Sia(True, s), 60.0, "sia", False,
     ),
     "sia-fast": Entry(
-        "Sia's objective by prices on GPU models, with the gap to the optimum",
+        "Sia's objective, approximated with a price for each GPU model; the result states the gap to the optimum",
         lambda s: Sia(False, s), 60.0, "sia", False,
     ),
-    "pollux": Entry("counts by goodput on one GPU model (Pollux)", lambda _: Pollux(), 60.0, "sia", False),
+    "pollux": Entry(
+        "number of GPUs of each job by goodput, on one GPU model (Pollux)", lambda _: Pollux(), 60.0, "sia", False
+    ),
     "tesserae": Entry(
         "least attained service, and a matching that packs two jobs on a GPU (Tesserae)",
         lambda _: Tesserae(), 360.0, "gavel", True, packs=True,
     ),
     "gandiva": Entry(
-        "turns by run time, and a second job on a GPU where the two gain by it (Gandiva)",
+        "jobs take turns, least run time first; two jobs share a GPU if together they do more than one (Gandiva)",
         lambda _: Gandiva(), 360.0, "gavel", True, packs=True,
     ),
     "tesserae-alone": Entry(
@@ -65,7 +68,7 @@ ELASTIC: dict[str, Entry] = {
         lambda _: Tesserae(packs=False), 360.0, "gavel", True,
     ),
     "spot": Entry(
-        "guaranteed jobs first, spot jobs on the GPUs that these are predicted to leave (GFS)",
+        "guaranteed jobs first; spot jobs get the GPUs that guaranteed jobs are predicted to leave free (GFS)",
         lambda _: Spot(), 300.0, "gavel", True,
     ),
     "spot-greedy": Entry(

@@ -304,7 +304,10 @@ def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GP
     constants = folder / "interference-constants.csv"
     if constants.exists():
         if not utilisation:
-            raise InputError("needs utilisation.csv beside it, or neighbours would seem harmless", file=constants)
+            raise InputError(
+                "needs utilisation.csv in the same folder: without it, no interference between services is predicted",
+                file=constants,
+            )
         row = next((row for line, row in csv_rows(constants, 5) if line > 1), None)
         if row is None:
             raise InputError("needs a heading and a row of five coefficients", file=constants)

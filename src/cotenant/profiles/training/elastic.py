@@ -180,7 +180,8 @@ class _Reader:
                 table = np.asarray(columns, np.float64)
                 if table.ndim != 2 or len(table) != 3 or (np.diff(table[0]) <= 0).any() or (table[1] <= table[2]).any():
                     raise InputError(
-                        "must be increasing batch sizes, seconds per step, and shorter synchronisation times",
+                        "must be three rows: increasing batch sizes, seconds per step, and seconds of synchronisation "
+                        "in a step, fewer than those of the whole step",
                         file=self.file, field=f"{where}.steps.{gpu}.{count}",
                     )  # fmt: skip
                 best = np.array([goodput(StepTimes(*table), int(count), (least, most), n) for n in noise])

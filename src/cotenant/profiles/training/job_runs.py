@@ -75,9 +75,10 @@ class JobRuns:
         found = read_json(folder / MEASURED_FILE)
         if found is None:
             said = (folder / "log").read_text(errors="replace")[-TAIL:].strip()
-            why = "does it train through cotenant.loop, for at least " if code == 0 else f"exit code {code}; it needs "
+            why = "the job must train through cotenant.loop" if code == 0 else f"its exit code is {code}"
             raise WorkError(
-                f"the job ended with {cpus} cores before it was measured ({why}{self.warm + self.steps} steps?)"
+                f"the job ended with {cpus} cores before it was measured ({why}; the measurement takes at least "
+                f"{self.warm + self.steps} steps)"
                 + (f"; it said last: {said}" if said else "")
             )
         self.raw = found

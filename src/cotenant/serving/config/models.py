@@ -190,7 +190,7 @@ def _check_model(model: ModelEntry, where: str) -> None:
 def _check_memory(raw: ModelsFile) -> None:
     """Check the declared memory as far as that is possible before the GPUs are known."""
     if raw.gpus.model == CPU and raw.gpus.mechanism != "auto":
-        raise InputError("models without a GPU share none: leave it out", field="gpus.mechanism")
+        raise InputError("leave it out with model: cpu, because no GPU is shared then", field="gpus.mechanism")
     each = raw.gpus.memory
     if each is None:
         if raw.gpus.model == CPU:

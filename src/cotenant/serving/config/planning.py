@@ -84,12 +84,14 @@ def _enforceable(profile: ServingProfile, deployment: Deployment) -> ServingProf
         if bool(p.slots) == instances and (not p.slots or (p.share > 1 - 1e-9 and p.processes == 1))
     )  # fmt: skip
     if not chosen:
-        made = "no whole MIG instance" if instances else "only MIG instances and parts of them"
         what = (
-            f"has {made}, which mechanism {deployment.mechanism} cannot give to workers: such plans can only be "
-            "simulated"
+            f"no whole MIG instances, and mechanism {deployment.mechanism} gives workers nothing else"
+            if instances
+            else f"only MIG instances and parts of them, which mechanism {deployment.mechanism} cannot give to workers"
         )
-        raise InputError(f"the {profile.gpu} profile {what}", field="mechanism")
+        raise InputError(
+            f"the {profile.gpu} profile has {what}: plans with this profile can only be simulated", field="mechanism"
+        )
     return replace(profile, partitions=chosen)
 
 

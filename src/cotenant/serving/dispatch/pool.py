@@ -281,7 +281,10 @@ class Pool:
         self.stats.worker_died()
         for unit in suspects:
             if unit.tries:
-                text = f"the worker {why} while it ran this request, twice; it is not tried again"
+                text = (
+                    "two workers failed while they ran this request, so the request is not tried again; the second "
+                    f"worker {why}"
+                )
                 self._fail(unit, text, now, let.spec.name)
             else:
                 unit.tries, unit.alone = 1, True

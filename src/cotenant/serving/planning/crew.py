@@ -343,7 +343,8 @@ class Crew:
             self.pool.attach(let, worker)
             return
         for name in [last.service] if last.service else sorted(let.seats):
-            self.models[name].why = f"its worker ended {RESTARTS} times while it loaded: {last.why}"
+            failed = f"{RESTARTS} attempts to load the model in a worker failed"
+            self.models[name].why = f"{failed}, the last one with: {last.why}"
             self.pool.abandon_service(name, f"model {name!r} is not ready: {last.why}")
             self.say(f"{name} has failed: {last.why}", logging.WARNING)
         self.want_plan()

@@ -187,7 +187,7 @@ class Replanner:
             self.held = len(gpus)
             plan = await self.process.ask(Ask(rates, gpus, self.held, start, verify=verify))
         if not plan.feasible:
-            short = ", ".join(f"{x.service} ({x.missing_rps:.0f}/s)" for x in plan.left_out)
+            short = ", ".join(f"{x.service} lacks {x.missing_rps:.0f} requests/s" for x in plan.left_out)
             note = f"there are not enough GPUs: {short}"
             if KEPT_APART in plan.notes:
                 note += f"; {KEPT_APART}"
@@ -207,7 +207,7 @@ class Replanner:
         self.scaler.most = len(gpus)
         held = self.scaler.decide(min(self.held, len(gpus)), lambda: wish.gpus_used if wish.feasible else None)
         if held != self.held:
-            self.say(f"the number of GPUs in use changes from {self.held} to {held}, which the rates need")
+            self.say(f"the number of GPUs in use changes from {self.held} to {held} to suit the request rates")
             self.held = held
 
     async def run(self) -> None:

@@ -49,7 +49,7 @@ def check_inputs(inputs: list[Tensor], info: ModelInfo) -> tuple[list[Tensor], i
             if tensor.name != spec.name:
                 raise TensorError(f"input {spec.name!r} is missing")
         if tensor.datatype != spec.datatype:
-            raise TensorError(f"input {spec.name!r} is {spec.datatype}, not {tensor.datatype}")
+            raise TensorError(f"input {spec.name!r} must be {spec.datatype}, not {tensor.datatype}")
         shape = tensor.shape
         item = shape[1:] if batchable else shape
         if (

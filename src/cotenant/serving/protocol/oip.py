@@ -88,7 +88,7 @@ def _inputs(raw: Any, binary: memoryview, regions: Regions) -> list[Tensor]:
         size, place = parameters.get("binary_data_size"), regions.place(name, parameters)
         if entry.get("data") is not None and (place is not None or size is not None):
             other = "binary data" if place is None else "shared memory"
-            raise WireError(f"input {name!r} has a list of data beside {other}")
+            raise WireError(f"input {name!r} has both a list of data and {other}; only one of them is allowed")
         if place is not None:
             tensors.append(placed(name, datatype, shape, place))
             continue

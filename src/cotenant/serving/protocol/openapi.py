@@ -23,7 +23,8 @@ def _answer(what: str, schema: dict[str, Any] | None = None, kind: str = "applic
 _ERRORS = {
     "400": "the request is invalid", "401": "no valid bearer token", "404": "no such model",
     "413": "the body is over the limit", "429": "the queue is full: try again after Retry-After",
-    "500": "the model failed on this request", "503": "dropped as late, not ready, or shutting down",
+    "500": "the model failed on this request",
+    "503": "the request was dropped as late, a model is not ready, or the server is shutting down",
     "408": "the request did not arrive in time", "414": "the URL is too long", "431": "the headers are too large",
 }  # fmt: skip
 _ALWAYS = ("400", "401", "408", "413", "414", "431", "500")

@@ -90,7 +90,7 @@ class Colocation:
             LOG.info(
                 f"scheme {scheme}: a latency-sensitive gpulet may use {self.scheme.ls_sms:.0%} of the SMs "
                 f"that it has in the plan, a best-effort one {self.scheme.be_sms:.0%}; "
-                "the plan's capacities are for all of them"
+                "the plan's capacities assume that each gpulet uses all of its SMs"
             )
         self._over = threading.Event()
         self._keeping = threading.Thread(target=self._keep, name="colocation", daemon=True)
@@ -102,14 +102,18 @@ class Colocation:
         best_effort = all(not model.latency_sensitive for model in spec.models)
         if not best_effort and not all(model.latency_sensitive for model in spec.models):
             names = " and ".join(model.service for model in spec.models if not model.latency_sensitive)
-            LOG.warning(f"{names} shares a process with a latency-sensitive service: it waits only between batches")
+            LOG.warning(
+                f"best-effort work of {names} shares a process with a latency-sensitive service, so it waits for "
+                "latency-sensitive work only between batches, not before each kernel"
+            )
         # workers on green contexts change their SMs between two batches; for other workers, the shim holds back each
         # kernel
         elastic = mechanisms.find(spec.mechanism).capabilities.worker_resizes
         if elastic and best_effort:
             names = " and ".join(model.service for model in spec.models)
             LOG.warning(
-                "%s on green contexts: waits only between batches; with mechanism mps it waits before each kernel",
+                "best-effort work of %s runs on green contexts, so it waits for latency-sensitive work only between "
+                "batches; with mechanism mps it would wait before each kernel",
                 names,
             )
         told = {

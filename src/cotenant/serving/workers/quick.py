@@ -59,7 +59,7 @@ def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
             try:
                 done = _one(gpu, entry, find(entry), Path(folder), done or None)
             except (InputError, WorkError, LoadError) as error:
-                hint = "" if entry.sample is not None else " (sample: names a file with a request to measure it with)"
+                hint = "" if entry.sample is not None else " (set the key sample to a file with a request for it)"
                 failed[entry.model] = f"the model cannot be measured{hint}: {error}"
     if not done:
         name, why = next(iter(failed.items()))

@@ -179,7 +179,7 @@ class RayNodes:
             # it is also possible that Ray's head is down; running workers continue then
             if isinstance(error, LostCallError) and error.dead:
                 slot.actor = ""  # the old actor on the node has ended
-            why = str(error) or "it does not answer"
+            why = str(error) or "the cluster or the node does not answer"
             if why != slot.why:
                 LOG.warning("GPUs %d to %d have no node: %s", slot.first, slot.end - 1, why)
             slot.why = why

@@ -123,7 +123,7 @@ def run_training(
         if len(never):
             raise WorkError(
                 f"{len(never)} jobs can never run here (first: job {trace.jobs.id[never[0]]}): no node has as much CPU "
-                f"and memory that allotment {policy.allotment!r} asks for"
+                f"and memory as allotment {policy.allotment!r} asks for"
             )
         record = writer.close()
     return record, Outcome(engine_s, chooser.summary() if policy.allotment == "optimal" else {})

@@ -72,7 +72,8 @@ class TrainingConfig(BaseModel):
         first, _, last = value.partition("-")
         if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
             raise InputError(
-                f"{value!r} is not FROM-TO, such as 4000-5000: jobs by arrival, from 0, TO left out", field="measure"
+                f"{value!r} is not FROM-TO; 4000-5000 means jobs 4000 to 4999 by arrival, counted from 0",
+                field="measure",
             )
         return int(first), int(last)
 

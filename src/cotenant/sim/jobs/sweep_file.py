@@ -172,11 +172,14 @@ def _check_trace_options(sweep: Sweep, path: Path) -> None:
     names = {*sweep.fixed, *sweep.axes}
     if "trace" not in names and "jobs" not in names:
         raise InputError("needs a trace, or jobs: N for a generated one", file=path, field="trace")
-    kind, others = ("read", DRAWN) if "trace" in names else ("drawn", READ)
-    for name in others:
+    for name in DRAWN if "trace" in names else READ:
         if name in names:
-            hint = "max_jobs, rate_scale and rate" if kind == "read" else "jobs, load and rate"
-            raise InputError(f"is not for a trace that is {kind}; such a trace takes {hint}", file=path, field=name)
+            why = (
+                "cannot be used with a trace that is read from a file, unlike max_jobs, rate_scale and rate"
+                if "trace" in names
+                else "cannot be used with a generated trace, unlike jobs, load and rate"
+            )
+            raise InputError(why, file=path, field=name)
 
 
 def _check_measure(point: Point, trace: Trace, path: Path) -> None:

@@ -81,7 +81,9 @@ def _latencies(path: str, table: Table) -> Trace:
         )
     table.require(*SERIES)
     table.leave_out(table.numbers("value", least=0, most=MAX_SECONDS * 1000) == 0, "without duration")
-    table.remarks.append("rows are samples that containers reported; their number is not that of loads or inferences")
+    table.remarks.append(
+        "rows are samples that containers reported, so there are not as many rows as loads of models or inferences"
+    )
     arrival_s = table.numbers("timestamp_anon", least=0, most=MAX_SECONDS)
     container = table.texts("container_ip", optional=True)
     return table.trace(

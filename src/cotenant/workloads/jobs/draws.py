@@ -258,7 +258,8 @@ def parse_gpu_mix(text: str) -> tuple[Floats, Floats]:
 
 def _bad_mix(text: str, part: str) -> NoReturn:
     raise InputError(
-        f"{part.strip()!r} in {text!r} is not GPUS:WEIGHT with a new GPU count; write it like 1:70,2:10,4:15,8:5",
+        f"{part.strip()!r} in {text!r} is not GPUS:WEIGHT, or repeats a GPU count; write the mix like "
+        "1:70,2:10,4:15,8:5",
         field="gpu-mix",
     )
 

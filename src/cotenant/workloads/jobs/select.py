@@ -82,7 +82,9 @@ def _check(options: TraceOptions) -> None:
     if options.split_mode not in SPLIT_MODES:
         raise InputError(f"{options.split_mode!r} is not one of {', '.join(SPLIT_MODES)}", field="split-mode")
     if options.rate_per_s is not None and not options.arrivals:
-        raise InputError("--rate needs --arrivals; --rate-scale changes the rate of the trace's own", field="rate")
+        raise InputError(
+            "--rate needs --arrivals; to change the rate of the trace's own arrivals, use --rate-scale", field="rate"
+        )
     if options.rate_per_s is not None and options.arrivals == "static":
         raise InputError("static arrivals have no rate; leave --rate out", field="rate")
     if options.rate_per_s is not None:
@@ -230,9 +232,10 @@ def _give_models(
     durations = durations_of(jobs, iteration_s)
     if np.isnan(durations[rows]).any():
         row = int(np.flatnonzero(rows & np.isnan(durations))[0])
+        why = f"its model {jobs.model[row]!r} has no profile" if jobs.model[row] else "it has no model"
         raise InputError(
-            f"job {jobs.id[row]!r} states only iterations, and {jobs.model[row] or 'no model'} has no profile to turn "
-            "them into a duration before its model is replaced by --split",
+            f"job {jobs.id[row]!r} states only iterations, and {why}, so its duration is unknown; a job that gets "
+            "another model needs a duration",
             file=trace.source,
             field="iterations",
         )

@@ -52,7 +52,7 @@ def draw_trace(
     times, model, ins, outs = (np.concatenate([part[k] for part in parts]) for k in range(4))
     if not len(times):
         raise InputError("no requests were drawn: the rates or the duration are too small", field="rate")
-    source = f"{arrivals} {sum(rates_rps):g}/s of {prompt} to {output} tokens, seed {seed}"
+    source = f"{arrivals} {sum(rates_rps):g}/s, prompts of {prompt} and outputs of {output} tokens, seed {seed}"
     return make_trace(source, times, model, ins, outs, tuple(models), zero_s=0.0)
 
 
@@ -65,5 +65,5 @@ def draw_pool(models: Sequence[str], prompt: str, output: str, seed: int = 0) ->
         ins.append(prompts(rng, POOL))
         outs.append(outputs(rng, POOL))
     model = np.repeat(np.arange(len(models)), POOL)
-    source = f"closed loop of {prompt} to {output} tokens, seed {seed}"
+    source = f"closed loop, prompts of {prompt} and outputs of {output} tokens, seed {seed}"
     return make_trace(source, np.zeros(len(model)), model, np.concatenate(ins), np.concatenate(outs), tuple(models))

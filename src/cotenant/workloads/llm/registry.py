@@ -26,7 +26,8 @@ def read_tokens(spec: str, options: TokenOptions | None = None) -> TokenTrace:
         name, path = "native", spec
     if name not in FORMATS or not path:
         near = difflib.get_close_matches(name, list(FORMATS), n=1)
-        hint = f"did you mean {near[0]}:{path or 'PATH'}?" if near else f"write FORMAT:PATH, of {', '.join(FORMATS)}"
+        known = f"write FORMAT:PATH, FORMAT being one of {', '.join(FORMATS)}"
+        hint = f"did you mean {near[0]}:{path or 'PATH'}?" if near else known
         raise InputError(f"unknown token trace {spec!r}; {hint}", field="trace")
     found: TokenTrace = importlib.import_module(FORMATS[name][0]).read(path, options or TokenOptions())
     return found

@@ -86,8 +86,8 @@ def parse_arrivals(text: str) -> Arrivals:
         if form and path:
             return Arrivals(kind, format=form, path=path)
     raise InputError(
-        f"{text!r} is not an arrival process; write poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2, closed:N "
-        "or trace:FORMAT:FILE",
+        f"{text!r} is not an arrival process; write poisson, constant, bursts, gamma:CV (coefficient of variation), "
+        "mmpp:R1,D1;R2,D2 (factor on the rate and mean seconds of each state), closed:N (clients) or trace:FORMAT:FILE",
         field="arrivals",
     )
 

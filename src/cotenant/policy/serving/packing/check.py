@@ -105,7 +105,7 @@ def _instance_problems(lets: Sequence[Gpulet], services: Mapping[str, Service], 
     out = []
     sizes = [profile.partition(let.partition) for let in lets]
     if sum(p.share for p in sizes) > 1 + 1e-9:
-        out.append(f"partitions of {sum(100 * p.share for p in sizes):g} %")
+        out.append(f"the partitions add up to {sum(100 * p.share for p in sizes):g} %, but at most 100 % is possible")
     for size in dict.fromkeys(p for p in sizes if p.processes > 1):
         held = [tuple(s.service for s in let.seats) for let in lets if let.partition == size.label]
         if len(held) != size.processes or len(set(held)) > 1 or len(held[0]) > 1:
@@ -119,5 +119,5 @@ def _instance_problems(lets: Sequence[Gpulet], services: Mapping[str, Service], 
             memory += profile.model(service.model).memory_bytes if own is None else own
     limit = profile.planned_memory_bytes() * (sizes[0].slots / profile.slots if sizes[0].slots else 1.0)
     if memory > limit:
-        out.append(f"{memory / 1e6:.0f} MB of {limit / 1e6:.0f} MB")
+        out.append(f"the services need {memory / 1e6:.0f} MB of memory, but only {limit / 1e6:.0f} MB can be used")
     return out

@@ -44,7 +44,7 @@ def dual_prices(caps: np.ndarray, direction: np.ndarray) -> np.ndarray:
         np.zeros(services), np.full(services, np.inf), np.zeros(services, bool), maximise=True, time_limit_s=10.0,
     )  # fmt: skip
     if solution.x is None:
-        raise WorkError(f"the solver found no prices ({solution.status})")
+        raise WorkError(f"the planner cannot compute prices of the services: the solver returned {solution.status}")
     return solution.x
 
 

@@ -41,7 +41,7 @@ PLANNERS: dict[str, Spec] = {
         Spec("temporal", "whole GPUs, on which models take turns (squishy bin packing)", Rules(whole_only=True), 30),
         Spec("greedy", "divides GPUs, one model on each part, in one pass; ignores interference",
              Rules(seats=1, interference=False)),
-        Spec("usher", "like greedy, but gives a batch all SMs that it can use, and searches (Usher)",
+        Spec("usher", "like greedy, but gives a batch all SMs that it can use, and searches for better plans (Usher)",
              Rules(seats=1, interference=False, full=True), 12, cover=True),
         Spec("gpulet", "divides GPUs, and models take turns on a part; ignores interference",
              Rules(interference=False), 12, cover=True),
