@@ -329,17 +329,23 @@ struct cotenant_floor_join {
     uint8_t uuid[16]; /* UUID of the GPU */
     uint8_t reserved_token[64];
     uint32_t role; /* FloorRole */
-    uint32_t wants_kernels; /* 1: the process can use a kernel table, so the agent may send FLOOR_KERNELS */
-    uint32_t wants_words; /* 1: the process can use the wait-flag page, so the agent may send FLOOR_WORDS */
+    /* 1: the process can use a kernel table (what is known about the tenant's kernels), so the agent may send it
+     * with FLOOR_KERNELS */
+    uint32_t wants_kernels;
+    /* 1: the process can use the wait-flag page (flags of latency-sensitive processes for which streams wait), so
+     * the agent may send it with FLOOR_WORDS */
+    uint32_t wants_words;
     uint8_t reserved[132];
 };
 _Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join does not have 224 bytes");
 
-/* Body of FLOOR_PAGE; for an LS process, header.slot is the index of its LS-activity flag. */
+/* Body of FLOOR_PAGE; for a latency-sensitive process, header.slot is its index on the gate page. */
 struct cotenant_floor_reply {
     uint32_t work_class; /* WorkClass of this best-effort tenant's kernels */
     uint32_t work_sms; /* number of SMs that this tenant's kernels would fill; may exceed the GPU's; 0: not known */
-    uint32_t in_flight_us; /* in-flight budget of this tenant; 0: the budget on the gate page */
+    /* in-flight budget of this tenant: largest predicted GPU time of its work in flight; 0: the budget on the gate
+     * page applies */
+    uint32_t in_flight_us;
     /* number of rows of the tenant's kernel table; if not 0, FLOOR_KERNELS follows and carries the table as a memfd */
     uint32_t kernels;
     uint32_t words; /* 1: FLOOR_WORDS follows last, and carries the wait-flag page as a memfd */

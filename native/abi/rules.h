@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* with a duty cycle, short pauses are combined into one pause of this length, so that the kernels between two pauses
- * can be timed */
+/* BE work with a duty cycle pauses so that the GPU is idle for part of the time; short pauses are combined into one
+ * pause of this length, so that the kernels between two pauses can be timed */
 #define FLOOR_REST_NS 200000
 
 /* Parameters of the rule for BE launches, constant between launches. */
@@ -37,7 +37,8 @@ struct floor_state {
     int64_t unfinished; /* number of launch batches (groups of launches, see pieces.h) in flight */
     int64_t busy_until_ns; /* predicted end of all work in flight */
     int64_t batch_ns; /* scheme orion: predicted time of work launched since the GPU last finished all BE work */
-    /* scheme tidal: time for which BE work may run while LS work is active; below 0 if it ran for too long */
+    /* scheme tidal: time for which BE work may run while latency-sensitive (LS) work is active; below 0 if it ran
+     * for too long */
     int64_t credit_ns;
     int64_t credit_at_ns; /* scheme tidal: time up to which credit_ns is counted */
     int64_t open_ns; /* scheme tidal: length of the current measuring window, a time without active LS work */

@@ -22,7 +22,8 @@ enum cotenant_slot_flag {
     COTENANT_SLOT_BEST_EFFORT = 16,
     /* latency-sensitive tenant: the shim sets its LS-activity flag while the process has work */
     COTENANT_SLOT_HOLDS_FLOOR = 32,
-    /* copies on this GPU's link are scheduled, so the process requests the copy page with COPY_ATTACH */
+    /* copies on this GPU's link are scheduled, so the process sends COPY_ATTACH to get the copy page, which holds
+     * the schedule */
     COTENANT_SLOT_COPIES = 256,
 };
 
@@ -42,8 +43,8 @@ struct cotenant_slot {
     uint8_t uuid[16];
     uint64_t reserved_1;
     uint64_t memory_kept_bytes; /* memory of the GPU that is free but reserved for other tenants */
-    /* number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: use `tenants` of
-     * the gate page */
+    /* number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: into as many
+     * parts as the gate page (floor.toml) has in `tenants` */
     uint64_t floor_parts;
     uint8_t reserved_agent[24];
     /* The shim writes these fields. */

@@ -4,11 +4,11 @@
  * gpus.c      the GPUs of the process and its contexts on them
  * wrap/       the wrappers of driver functions, which contain little else than calls of the other directories
  * gate/       turns: gate.c lets launches through during a turn, turn.c opens and ends it; kernels.c measures kernel times for
- *             a profile, and work.c looks them up in one
+ *             a kernel profile, and work.c looks up kernels in such a profile
  * inflight/   the estimated GPU time of launches (fence.c), counts of calls per thread (calls.c), and the streams that have
  *             pending work or are captured (streams.c)
- * floor/      the LS gate: best-effort launches wait while latency-sensitive work is active, and have little work in flight
- *             otherwise; latency-sensitive processes set a flag while they have work (holder.c)
+ * floor/      the LS gate: best-effort launches wait while latency-sensitive work is active, and at other times their
+ *             work in flight is limited; latency-sensitive processes set a flag while they have work (holder.c)
  * copies/     copies between host and device: link.c decides whether they are scheduled, paced.c makes them wait in their
  *             stream, copies.c grants the waiting ones
  * memory/     the amounts of memory that the process holds; the shim asks the agent before an amount grows
@@ -118,7 +118,7 @@ struct gpu {
     _Atomic uint64_t floor_again_ns;
     uint64_t floor_patience_ns;       /* time between two attempts to join the LS gate */
     /* number of relocations, in which this process was restored on another GPU. After a relocation, the process joins
-     * the LS gate of the new GPU and maps the new GPU's copy page. */
+     * the LS gate of the new GPU and maps the copy page (abi/copy_page.h) of the new GPU. */
     _Atomic uint32_t relocations;
     uint64_t total_bytes;
     uint32_t sm_count;
@@ -135,7 +135,8 @@ struct gpu {
     bool reported_hung;
     uint64_t activity_seen;           /* value of `started` at the last poll */
     uint64_t activity_ns;             /* time at which `started` last changed */
-    /* time at which all streams were first found idle after the last launch; 0: since then they were not all idle */
+    /* time at which all streams were found idle for the first time since the last launch; 0: not found idle since that
+     * launch */
     uint64_t empty_ns;
     _Atomic uint32_t waiting;                 /* number of threads that wait for a turn */
     uint64_t waiting_since_ns;
@@ -165,7 +166,7 @@ struct stream {
     /* event that marks the end of queued work; only per-thread streams have one, since other threads cannot query
      * such a stream */
     CUevent drain_event;
-    uint64_t marked_at;               /* value of gpu->started at the time at which drain_event was recorded */
+    uint64_t marked_at;               /* call_counts.started on the GPU at the time at which drain_event was recorded */
 };
 #define COT_NO_STREAM ((CUstream)(uintptr_t)-1)
 
@@ -180,7 +181,7 @@ struct thread {
     struct ring *ring;                /* the thread's fences on `gpu` (inflight/fence.h), or NULL */
     struct ring *rings[COTENANT_MAX_GPUS];
     struct calls *calls_of[COTENANT_MAX_GPUS];
-    /* best-effort processes: this launch has no cost estimate yet, so it is timed alone */
+    /* best-effort processes: the launch that the thread is making has no cost estimate yet, so it is timed alone */
     bool solo;
 };
 
@@ -244,7 +245,8 @@ static inline void cot_gate_exit(struct calls *calls)
         cot_count(&calls->finished, 1);
 }
 
-/* Does what cot_gate_try does, for calls other than kernel launches, in which a few more instructions do not matter. */
+/* Takes the hot path (cot_gate_try) or, if that is not possible, the slow path (cot_gate_slow). It is for calls other than
+ * kernel launches, in which a few more instructions do not matter. */
 static inline struct calls *cot_gate_enter(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_gate_try(key, stream);

@@ -100,9 +100,9 @@ static int device_of(const struct cu_uuid *uuid)
     return -1;
 }
 
-/* Reads to which device the memory of each device is restored, by the rules of driver release 580. Without pairs,
- * all memory stays on its device. With pairs, each GPU must occur exactly once as old and once as new, even if its
- * memory stays. Returns false if the pairs are invalid. */
+/* Reads the pairs of old and new GPU from the arguments of a restore: the memory of device d is restored on device
+ * to[d]. As in driver release 580, all memory stays on its device if there are no pairs. Otherwise each GPU must occur
+ * exactly once as old and once as new, even if its memory stays. Returns false if the pairs are invalid. */
 static bool read_pairs(const struct restore_args *args, int to[SOFT_MAX_DEVICES])
 {
     uint32_t old = 0, new = 0, all = (UINT32_C(1) << soft_state()->device_count) - 1;

@@ -50,7 +50,7 @@ static bool worker_runs, worker_sleeps;
 
 #define PLACES (2 * COTENANT_MAX_GPUS) /* one entry for each direction of each GPU's link */
 static struct place {
-    struct copy_link link;            /* this process's queue on the copy page, as of its last request */
+    struct copy_link link;            /* this process's queue on the copy page, noted at the last request for a slot */
     uint64_t mib_ns;                  /* estimated time that the link takes for 1 MiB */
     uint64_t begun_ns;                /* start time of the piece that is on the link */
     uint64_t on_link_bytes;           /* size of the piece that is on the link */
@@ -78,8 +78,9 @@ void cot_copies_leave(void)
     pthread_mutex_unlock(&cot_copy_lock);
 }
 
-/* Pauses a thread between two polls. If there are few processors, it yields. If there are many, it only spins,
- * because a yield takes milliseconds if another thread polls on the same processor. */
+/* Pauses a thread between two polls. If there are few processors, the thread yields, since other threads may need its
+ * processor. If there are many, it only spins: a yield would take milliseconds if another polling thread happened to be
+ * on the same processor. */
 void cot_copies_breathe(void)
 {
     static _Atomic int processors;
@@ -101,7 +102,7 @@ static uint32_t reached(const struct copy_record *record)
     const struct copy_words *mine = &cot_copy_words[record - cot_copy_records];
     int32_t at = (int32_t)(__atomic_load_n(&mine->ready, __ATOMIC_ACQUIRE) - record->base);
     if (at <= 0)
-        /* the previous copy in the stream has ended, so this one has begun */
+        /* if the previous copy in the stream has ended, this one has begun */
         return record->before && !cot_copy_follows(record);
     return (uint32_t)at > record->pieces + 1 ? record->pieces + 1 : (uint32_t)at;
 }

@@ -27,8 +27,8 @@ struct copy_words {
 struct copy_record { /* a copy between host and device that has been enqueued but has not ended */
     struct copy_record *next;
     struct copy_link link;
-    /* base: value of the wait words when the copy was enqueued. The other fields count pieces: all, those that were
-     * granted a slot, those whose slot was given back, and those that are done. */
+    /* base: value of the wait words when the copy was enqueued. The four fields after it count pieces: all, those that
+     * were granted a slot, those whose slot was given back, and those that are done. */
     uint32_t direction, base, pieces, granted, returned, done;
     uint64_t piece_bytes, bytes;
     uint64_t asked_ns;            /* time of the first request for a slot for the next piece */

@@ -3,9 +3,9 @@
  *
  * Each tenant has a queue. The queue's *vruntime* (virtual runtime) grows by the copied bytes divided by the
  * tenant's weight. The next chunk is that of the waiting queue with the smallest vruntime; queues of rank AHEAD come
- * first. A queue may copy a *slice* of several chunks in a row: period * its weight / sum of the waiting weights,
- * but at least one chunk. It loses the rest of the slice if its vruntime exceeds the smallest one by more than a
- * slice.
+ * first. A queue may copy a *slice* of several chunks in a row: page->period_bytes * its weight / sum of the weights
+ * of the waiting queues, but at least one chunk. It loses the rest of the slice if its vruntime exceeds the smallest
+ * one by more than a slice adds to it.
  *
  * When an idle queue starts to wait, its vruntime is clamped to within COPY_CREDIT_SLICES slices of the link's
  * clock. The clock is the vruntime of the queue that copied last, and never decreases. So an idle tenant has a

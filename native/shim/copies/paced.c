@@ -157,7 +157,9 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
         cot_copy_give_back(record, record->granted);
         record->granted = record->returned = record->done = record->pieces;
         for (struct copy_record **link = &cot_copy_first; *link && !ends; link = &(*link)->next)
-            if (*link == record) { /* the stream will not write the last wait word, so the record is never free again */
+            /* the stream will never write the final value to `ready`, so the end of the copy is never seen: the record
+             * leaves the list, and is not used again */
+            if (*link == record) {
                 *link = record->next;
                 break;
             }
@@ -265,8 +267,8 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
     tried = true;
     const uint64_t serial = record->serial;
     prepare(record, link, copy, idle);
-    /* in these two cases the host knows when the first piece begins, so the stream need not write the first wait
-     * word */
+    /* in these two cases the host knows when the first piece begins, so the stream need not write `ready` before that
+     * piece */
     bool begun = idle || record->before;
     cot_copies_leave();
     if (copy->host_waits)

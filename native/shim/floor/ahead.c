@@ -3,14 +3,14 @@
  *
  * A training step launches long kernels in one part and short ones in another. For the short ones the host is too
  * slow: it keeps the GPU busy only by launching some ms ahead. An in-flight budget of 100 us would prevent that and
- * cost a quarter of the program's time on a card (docs/benchmarks/colocation.md). So in this mode the host may
- * launch ahead, and the shim inserts a wait into the stream before each budget_ns of work. LS work that arrives then
- * finds little more than one such part of the work in flight, however much is queued behind it.
+ * cost a quarter of the program's time on a card (docs/benchmarks/colocation.md). So in this mode the host may launch
+ * ahead, and the shim inserts a wait into the stream before each budget_ns of work. LS work that arrives then finds
+ * little more than one such part of the work in flight, however much is queued behind it.
  *
  * The stream waits for the flags that LS processes write to the wait-flag page (struct cotenant_floor_words), so it
- * stops and resumes without the shim. The device has no clock, so a thread of the shim clears flags whose heartbeat
- * has expired. The thread takes no lock and calls no driver function, since either could wait for a stream; it
- * continues to run while the program's exit handlers run. */
+ * stops and resumes without the shim. A wait in a stream has no time limit, so a thread of the shim clears flags whose
+ * heartbeat has expired. The thread takes no lock and calls no driver function, since either could wait for a stream;
+ * it continues to run while the program's exit handlers run. */
 #define _GNU_SOURCE
 #include <time.h>
 #include <unistd.h>
@@ -42,9 +42,9 @@ bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struc
 /* Chooses whether the next launches wait on the host or on the device, after a launch that waited on the host for
  * waited_ns. If launches wait on the host for much of the time (COTENANT_RUN_AHEAD_BELOW_PERMILLE or more), the program
  * launches faster than its GPU works, and keeps the GPU busy within the budget. Then launches continue to wait on the
- * host, because waits on the device leave more work in flight when LS work arrives: a stream passes such a wait while
- * the work in front of the wait still runs. Otherwise the program may launch ahead for STAY_NS. Waits while LS work is
- * active do not count. */
+ * host, because waits on the device leave more work in flight when LS work arrives: the GPU checks the flags as soon as
+ * it reaches the wait in the stream's queue, which may be while the kernel in front of the wait still runs. Otherwise
+ * the program may launch ahead for STAY_NS. Waits while LS work is active do not count. */
 void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t now_ns)
 {
     struct floor_ahead *ahead = &floor->ahead;
@@ -119,7 +119,7 @@ static void lower_silent(const struct cotenant_floor *page, struct cotenant_floo
     for (uint32_t i = 0; shown && i < COTENANT_FLOOR_HOLDERS; i++)
         if (is_shown(shown, i) && !is_believed(page, i, (int64_t)cot_now_ns())) {
             lower(shown, i);
-            /* the LS process has set its flag again since it was read */
+            /* if the LS process has renewed its flag on the gate page in the meantime, the flag here is set again */
             if (is_believed(page, i, (int64_t)cot_now_ns()))
                 __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
         }

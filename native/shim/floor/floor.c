@@ -1,5 +1,5 @@
-/* The LS gate on the host: every launch of a best-effort (BE) process reads the gate page (abi/floor.h) and asks the
- * rule of the scheme (floor/floor_rule.h) whether it may go.
+/* The gate for latency-sensitive (LS) work, on the host: every launch of a best-effort (BE) process reads the gate page
+ * (abi/floor.h) and asks the rule of the scheme (floor/floor_rule.h) whether it may go.
  *
  * The launches of a process are grouped into batches, by which the work in flight is tracked (floor/pieces.h). The
  * newest batch is *open*: launches are added to it until it is closed.
@@ -236,8 +236,8 @@ static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece
     return true;
 }
 
-/* The common case: no LS work is active, the budget is not nearly used, and the launch belongs to the open batch. The
- * launch is counted without a call of the driver or the system. False: cot_floor_enter decides. */
+/* The common case: no LS work is active, enough of the budget is left, and the launch belongs to the open batch. Then
+ * the launch is counted without a call of the driver or the system. False: cot_floor_enter decides. */
 bool cot_floor_goes_on(struct thread *t, struct cost *cost)
 {
     struct gpu *gpu = t->gpu;
@@ -262,7 +262,7 @@ bool cot_floor_goes_on(struct thread *t, struct cost *cost)
     return goes;
 }
 
-/* Does what cot_floor_goes_on does, for launches that must also pass the turn gate: counts a launch as started. */
+/* Counts a launch of the common case as started if the turn gate is open, too. False: cot_gate_slow goes on. */
 bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
 {
     struct calls *calls = t->calls;

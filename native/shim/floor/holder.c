@@ -47,7 +47,7 @@ static uint8_t class_now(const struct holder *holder)
     return (uint8_t)work.work_class;
 }
 
-/* Writes the flag on the wait-flag page, for which streams of other processes wait on the device. */
+/* Sets or clears this process's flag on the wait-flag page. Streams of other processes wait until it is cleared. */
 static void show(struct holder *holder, uint8_t up)
 {
     if (holder->words)

@@ -6,7 +6,7 @@
 
 #define CHAIN 8              /* at most this many batches of launches lie between two events */
 /* If a measured time differs from its estimate by more than the fraction WRONG of the estimate, every batch gets an
- * event until DOUBT later measured times have differed less. */
+ * event until DOUBT measured times in a row have differed by less. */
 #define DOUBT 4
 #define WRONG 0.1
 /* If a measured time differs from its estimate by less than the fraction NOISE of the estimate, the estimate is

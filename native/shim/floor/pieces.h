@@ -87,17 +87,18 @@ struct floor {
     int64_t not_ready_ns;
     int64_t unchecked_ns;             /* predicted time of the batches since the last event */
     uint32_t unchecked;               /* number of batches since the last event */
-    /* number of successive measured times that were longer than estimated, or included waits for LS work */
+    /* number of successive measured times that were too long, among those that may include waits for LS work
+     * (is_slow) */
     uint32_t slow;
     double least_slow;                /* smallest ratio of measured to estimated time in that succession */
     uint32_t doubt;                   /* each of this many further batches gets an event */
     /* the open batch is the first launch of a kernel, and an event was recorded before it, so that the kernel's time is
      * measured */
     bool open_solo;
-    int64_t late_ns;                  /* how much later than requested a sleep of this thread usually ends */
+    int64_t late_ns;                  /* how much later than requested a waiting thread's sleep usually ends */
     int64_t yield_ns;                 /* longest recent duration of a yield of the processor; it decays over time */
     int64_t yield_fades_ns;
-    int64_t yield_at_ns;              /* time before which the thread does not yield the processor again */
+    int64_t yield_at_ns;              /* time before which no waiting thread yields the processor again */
     /* no batch has ended for a long time, so launches no longer wait for one; reset when a batch ends */
     bool stalled;
     struct stream *stream;            /* the stream into which the launches of the open batch go */

@@ -190,8 +190,8 @@ static bool is_fenced(const struct gpu *gpu)
 }
 
 /* Called at the end of an interval. It records the interval's fence, corrects the cost estimates by completed
- * fences, and waits while too much work is queued. If the next launch could not end before the deadline, it ends the
- * turn. Returns false if the turn was ended. */
+ * fences, and waits while too much work is queued. It ends the turn if the next launch could not end before the turn's
+ * deadline. Returns false if the turn was ended. */
 static bool begin_interval(struct thread *t, int64_t next_ns)
 {
     struct gpu *gpu = t->gpu;

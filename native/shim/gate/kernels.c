@@ -170,7 +170,8 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
     collect();
     struct pair *pair = newest - oldest < PAIRS ? &pairs[newest % PAIRS] : NULL;
     if (pair && pair->context != cot_thread->context) {
-        /* the context in which these two events were recorded was destroyed, and the events with it */
+        /* events can be recorded only in streams of their own context, so this context needs two new ones; if the old
+         * context was destroyed, so were the old events */
         pair->before = pair->after = NULL;
         pair->context = cot_thread->context;
     }

@@ -50,8 +50,9 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns)
     gpu->turn_epoch = epoch;
     gpu->deadline_ns = deadline_ns;
     gpu->state = GATE_OPEN;
-    /* while the grant was on its way, the process allocated memory that is not on the GPU */
     if (cot_swap_is_away(gpu)) {
+        /* memory that the process allocated while the grant was on its way has no place on the GPU yet, so the turn is
+         * returned, and the agent can restore that memory */
         cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
         return;
     }

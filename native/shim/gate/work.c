@@ -1,6 +1,6 @@
-/* Looks up the kernel that is being launched in the tenant's kernel profile (`--kernel-profile`), since the rule of
- * the scheme orion needs the work class and SMs of each kernel. Only processes under that scheme do this. Each
- * combination of kernel, grid and block is looked up once. */
+/* Looks up each launched kernel's work class and SMs, which the rule of the scheme orion needs. They are in the
+ * tenant's kernel profile (`--kernel-profile`), which the agent sends as the kernel table. Only processes under that
+ * scheme do this. Each combination of kernel, grid and block is looked up once. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>

@@ -66,8 +66,8 @@ struct call_counts cot_calls_sum(const struct gpu *gpu)
 }
 
 /* Lets a thread use the hot path, the inline part of a launch. Another thread may close the turn gate at the same
- * time. That thread stores EPOCH_CLOSED before it takes the lock: this function either sees that epoch, or
- * cot_calls_close undoes its change. */
+ * time (cot_calls_close). That thread stores EPOCH_CLOSED before it takes the lock. So either this function sees that
+ * epoch, or cot_calls_close takes the lock later and sets `open` back to 0. */
 void cot_calls_open(struct calls *calls)
 {
     if (fenced)
@@ -123,7 +123,8 @@ void cot_calls_retire(struct thread *t)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* Called in the child of a fork, which has only one thread. The lists of the GPUs are already empty. */
+/* Called in the child of a fork, which has only one thread. cot_gate_reset_after_fork has already cleared the records
+ * of the GPUs, and with them the lists of `struct calls`. */
 void cot_calls_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;

@@ -1,14 +1,15 @@
 /* Limits the work in flight, and learns the *cost* of launches, which is their GPU time.
  *
  * The launches of one thread are grouped into *intervals* of about one predicted millisecond. A *fence*, a CUDA
- * event, ends each interval. Launches with the same *key* have the same predicted cost; the key is kernel and grid,
- * or graph, or kind and size of a copy. When a fence completes, the GPU time since the previous fence is compared
- * with the prediction, and the cost of every key in the interval is multiplied by the ratio. A long kernel fills an
- * interval alone, so its cost is exact after one run; short kernels share the correction.
+ * event, ends each interval. Launches with the same *key* have the same predicted cost; the key is kernel and grid, or
+ * graph, or kind and size of a copy. When a fence completes, the GPU time since the previous fence is compared with the
+ * prediction, and the cost of every key in the interval is multiplied by the ratio. A long kernel fills an interval
+ * alone, so its cost is exact after one run; short kernels share the correction.
  *
- * If the turn has no deadline, no other tenant waits. Then intervals are longer and more work may be queued. While
- * the estimates are accurate, only one interval in 16 is *sampled*: its launches are logged and its time is
- * compared. The fences of the other intervals are queried only when half of the allowed work is queued.
+ * The agent gives a turn (a tenant's time slice on the GPU) no deadline while no other tenant waits. Then intervals
+ * are longer and more work may be queued. While the estimates are accurate, only one interval in 16 is *sampled*: its
+ * launches are logged and its time is compared. The fences of the other intervals are queried only when half of the
+ * allowed work is queued.
  *
  * Nothing here runs while a stream of the process is being captured, because an event query from another thread
  * would invalidate a capture in global mode. */
@@ -73,7 +74,8 @@ void cot_interval_begin(struct thread *t)
     t->calls->log_step = noted;
     t->calls->budget_ns = t->budget_begin_ns = alone && !ring->doubt ? INTERVAL_ALONE_NS : INTERVAL_NS;
     if (t->gpu->floor)
-        /* no budget is left for the hot path, so that every launch takes the slow path and checks the LS gate */
+        /* no budget is left for the hot path, so that every launch takes the slow path and asks the LS gate
+         * (floor/floor.c) */
         t->calls->budget_ns = t->budget_begin_ns = -1;
     ring->began_ns = cot_now_ns();
 }
@@ -105,7 +107,9 @@ void cot_interval_note(struct thread *t)
     if (t->calls->log_step == 0)
         cot_fence_close(t, false);
     else if (cot_interval_is_empty(t))
-        cot_interval_begin(t); /* the new interval may have to be shorter than the empty one, so it is begun again */
+        /* no launch is in the interval yet, so it is begun again: with the length that applies now, which may be
+         * shorter */
+        cot_interval_begin(t);
 }
 
 /* Forgets all fences. The caller holds cot_capture_lock. `destroy`: the context still exists, so the events must be

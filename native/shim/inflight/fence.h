@@ -15,11 +15,11 @@ struct cost { /* the estimated cost of a launch; launches of the same kernel, gr
 /* cost of a kernel without an estimate; it is so large that the kernel gets an interval of its own */
 #define COST_UNKNOWN_NS 1000000
 #define INTERVAL_NS 1000000
-/* length of an interval in a turn without a deadline, for which no other tenant waits */
+/* length of an interval while the turn has no deadline, because no other tenant waits */
 #define INTERVAL_ALONE_NS 8000000
 #define INTERVAL_LOG 2048
 _Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log must hold every launch of an interval");
-/* in a turn without a deadline, this many times the work that the agent allows may be queued */
+/* factor on the work that may be queued, while the turn has no deadline */
 #define INFLIGHT_ALONE 16
 /* after an interval whose estimate was accurate, this many intervals are not sampled */
 #define UNNOTED_ALONE 15
@@ -64,7 +64,7 @@ struct ring {
 extern HIDDEN struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 
 /* Returns the entry in which the hot path looks for a key. If that entry has another key, cot_cost_of stores the
- * cost in a further entry, and such a kernel takes the slow path. */
+ * cost in a further entry, and launches with this key take the slow path. */
 static inline struct cost *cot_cost(uintptr_t key)
 {
     return &cot_costs[((uint32_t)key * 0x9e3779b1u) >> (32 - COST_BITS)];

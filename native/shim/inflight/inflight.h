@@ -8,7 +8,7 @@
 /* returns the thread's counters on a GPU, which are created at the first call; NULL: memory is exhausted */
 HIDDEN struct calls *cot_calls_of(struct thread *t, struct gpu *gpu);
 HIDDEN struct call_counts cot_calls_sum(const struct gpu *gpu);
-/* lets this thread launch on the hot path (the inline part of a launch) until the turn gate is closed */
+/* lets this thread launch on the hot path (the inline part of a launch) until cot_calls_close is called */
 HIDDEN void cot_calls_open(struct calls *calls);
 HIDDEN void cot_calls_close(struct gpu *gpu);          /* makes all threads leave the hot path on this GPU */
 /* the next launches into this stream take the slow path (cot_gate_slow); COT_NO_STREAM: into any stream */

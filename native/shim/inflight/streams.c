@@ -1,9 +1,9 @@
 /* The streams into which the process has launched. When none of them has pending work, the GPU has drained: it has
  * finished all work of the process.
  *
- * Launches into a stream that is being captured are not executed. So they neither wait nor count, and the shim must
- * not record anything in such a stream. cot_capture_lock is held while the shim uses streams or events, and while a
- * capture begins or ends, so the two never happen at the same time. */
+ * Launches into a stream that is being captured are not executed. So they do not wait at the gates and are not
+ * counted as work, and the shim must not record anything in such a stream. cot_capture_lock is held while the shim uses
+ * streams or events, and while a capture begins or ends, so the two never happen at the same time. */
 #define _GNU_SOURCE
 #include <string.h>
 

@@ -31,7 +31,8 @@ static _Atomic int agent_fd = -1;
 static _Atomic int wake_fd = -1;
 static _Atomic bool helper_runs, exiting;
 static bool ever_connected, fork_handler_set;
-static struct cotenant_page *page; /* the page of the latest connection; the pages of earlier connections stay mapped */
+/* the shared page (abi/tenant_page.h) of the latest connection; those of earlier connections stay mapped */
+static struct cotenant_page *page;
 static uint32_t fail_mode = COTENANT_FAIL_CLOSED;
 static uint32_t reconnect_ms = 200;
 static bool helper_stopped, page_changed;
@@ -142,7 +143,8 @@ static void receive_all(void)
             close(passed_fd);
         passed_fd = -1;
         if (page_changed)
-            /* the GPUs change before the next message is handled, since that message may grant a turn on the new GPU */
+            /* the process may have been restored on another GPU; this is handled before the next message, which may
+             * grant a turn on the new GPU */
             cot_gpus_follow();
         page_changed = false;
     }
@@ -263,7 +265,8 @@ static void at_exit(void)
     while (helper_runs && !helper_stopped && pthread_cond_timedwait(&cot_changed, &cot_lock, &until) == 0)
         ;
     pthread_mutex_unlock(&cot_lock);
-    /* The socket stays open until the process has ended, because the process's memory is free only then. */
+    /* The socket stays open until the process has ended: when it is closed, the agent counts the process's memory as
+     * free, but the driver frees the memory only at the end of the process. */
 }
 
 static void after_fork_in_child(void)

@@ -55,7 +55,7 @@ static uint32_t told_count;
 static _Atomic bool changed;
 
 static int (*next_ioctl)(int, unsigned long, ...);
-/* the function to call instead of ioctl if the driver is the software GPU */
+/* the function to call instead of ioctl if the driver is the software GPU (native/softgpu), which has no device file */
 static int (*driver_ioctl)(int, unsigned long, void *);
 
 void cot_channels_driver(int (*call)(int, unsigned long, void *))

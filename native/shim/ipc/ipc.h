@@ -6,8 +6,8 @@
 
 /* ---- wire.c ---- */
 HIDDEN void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint32_t slot, const void *body, size_t bytes);
-/* moves a descriptor to a high number, which programs do not use: duplicates it if possible, and closes the original
- * one */
+/* moves a descriptor to a high number, which programs do not use: returns a duplicate and closes the original; if it
+ * cannot be duplicated, returns the original, still open */
 HIDDEN int cot_wire_high(int fd);
 HIDDEN int cot_wire_send(int fd, struct cotenant_message *message);
 HIDDEN int cot_wire_send_with(int fd, struct cotenant_message *message, int passed);

@@ -117,7 +117,8 @@ void cot_rpc_heard(void)
     asked_ns = 0;
 }
 
-/* Waits at most one second for a change of state, and sends a query to an agent that has been silent. */
+/* Waits at most one second for cot_changed (a turn, a reply, or the loss of the agent). With fail_mode open, it also
+ * sends a query to an agent that has been silent. */
 void cot_rpc_wait(void)
 {
     struct timespec look_again;

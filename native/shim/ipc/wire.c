@@ -150,7 +150,8 @@ static int open_socket(void)
     }
     memcpy(address.sun_path, path, strlen(path));
     int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    /* the time limit applies to sends, too, so none waits longer if the agent is suspended and its socket is full */
+    /* the time limit of connect() and of each send, which would otherwise wait for ever if the agent is suspended and
+     * its socket is full */
     struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);

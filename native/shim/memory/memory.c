@@ -85,8 +85,8 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
 }
 
 /* Asks the agent whether memory may be allocated. If the agent has ended, waits for its restart if so configured.
- * CUDA_ERROR_NOT_READY means that the allocation is allowed, but other tenants occupy the memory now; if it is
- * memory that can be swapped, it need not be on the GPU yet. */
+ * CUDA_ERROR_NOT_READY is returned only for memory that can be swapped: the allocation is allowed, but other tenants
+ * occupy the memory now, so the caller may have to allocate it without memory on the GPU at first. */
 CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
 {
     int cancel;
@@ -226,8 +226,8 @@ void cot_memory_agent_lost(void)
 static void report(struct gpu *gpu, uint32_t family)
 {
     uint64_t *held = gpu ? &gpu->held[family] : &host_held, agent = atomic_load(&cot_agents_lost);
-    /* true: a report of 0 bytes need not be sent, since the agent assumes 0. For contexts it must be sent, since the
-     * agent then charges the estimated size of a context. */
+    /* true: an amount of 0 bytes need not be reported, since the agent assumes 0. For contexts it must be reported: to
+     * the agent, 0 means that the size is not known, and it charges the estimated size of a context. */
     bool told = gpu && (family != COTENANT_MEMORY_CONTEXT || gpu->contexts == 0);
     struct cotenant_memory state = {.family = family};
     for (;;) {

@@ -94,7 +94,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     return lane;
 }
 
-struct stretch { /* a copy that the mover thread makes: its source and its destination */
+struct stretch { /* source and destination of a copy that moves contents out (to the host) or in */
     CUdeviceptr device;
     uint8_t *host;
     bool out;
@@ -277,7 +277,7 @@ static void report_all(void)
             cot_swap_report_state(cot_gpu_at(i));
 }
 
-/* Returns whether the system still has enough free memory for this allocation. */
+/* Returns whether the system has enough free memory to give up this many bytes. */
 static bool can_be_spared(uint64_t bytes)
 {
     char line[128];

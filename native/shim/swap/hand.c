@@ -87,7 +87,8 @@ int cot_hand_receive(int socket, uint64_t *number, int flags)
     return memory;
 }
 
-/* Removes an entry from the list of kept memory, and makes its descriptor the one that the mover is handling. */
+/* Removes an entry from the list of kept memory, and makes its descriptor the one that the mover (the thread that
+ * evicts and restores contents) is handling. */
 static int take_kept(uint32_t index)
 {
     int memory = cot_hand.memory = cot_hand.kept[index].memory;

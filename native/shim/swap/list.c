@@ -70,7 +70,8 @@ static struct region *find(CUdeviceptr address)
     return exact;
 }
 
-/* Finds the allocation that starts at the address, or the slab that contains it. */
+/* Finds the region of the allocation that starts at the address; for a small allocation, this is the slab that contains
+ * the allocation. */
 struct region *cot_swap_find_start(CUdeviceptr address)
 {
     struct region *region = region_count ? *bucket(address) : NULL;

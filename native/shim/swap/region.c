@@ -146,8 +146,8 @@ static bool publish_empty(struct region *region, bool only_if_away)
     return done;
 }
 
-/* Maps memory for a whole new region. If the GPU is full, asks the agent to evict other tenants' memory. Sets *empty
- * if the region was added to the list without memory. */
+/* Maps memory for all pieces of a new region. If the GPU is full, asks the agent to evict other tenants' memory. Sets
+ * *empty if the region was added to the list without memory. */
 static CUresult fill(struct region *region, bool crowded, bool *empty)
 {
     *empty = false;

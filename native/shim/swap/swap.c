@@ -30,7 +30,8 @@ static struct swap_gpu swap_gpus[COTENANT_MAX_GPUS];
 static struct swap_order order;
 static uint64_t allowed_bytes;
 static bool agent_is_lost, stopped;
-/* signalled when the mover has something to do; used together with cot_lock */
+/* signalled when the mover (the thread that evicts and restores contents) has something to do; used together with
+ * cot_lock */
 static pthread_cond_t order_changed = PTHREAD_COND_INITIALIZER;
 
 struct swap_gpu *cot_swap_of(const struct gpu *gpu)

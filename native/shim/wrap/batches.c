@@ -1,7 +1,8 @@
-/* Copies between host and device that are not a single range or rows: batches of ranges, boxes (3D copies), and
- * copies to and from arrays. If the GPU's copies are scheduled, batches and boxes are scheduled, too: a batch is split
- * between its ranges and inside them, a box between its layers. Copies to and from arrays are neither split nor
- * delayed; their bytes only count as copied by the tenant, so that its later copies wait longer (copies/copy_rule.h).
+/* Copies between host and device, except those of a single range or of rows (2D copies): batches of ranges, boxes (3D
+ * copies), and copies to and from arrays. If the GPU's copies are scheduled, batches and boxes are scheduled, too: a
+ * batch is split between its ranges and inside them, a box between its layers. Copies to and from arrays are neither
+ * split nor delayed; their bytes only count as copied by the tenant, so that its later copies wait longer
+ * (copies/copy_rule.h).
  *
  * The first range of a batch decides the direction of the whole batch, which is split only if all its ranges have
  * the same attributes. */
@@ -75,7 +76,7 @@ static CUresult issue_batch(const struct host_copy *copy, uint64_t from, uint64_
     return result;
 }
 
-static bool measure(struct batch *batch) /* returns false if the driver must make the batch without splitting it */
+static bool measure(struct batch *batch) /* returns false if the driver must execute the batch as a whole */
 {
     batch->bytes = 0;
     if (!batch->to || !batch->from || !batch->sizes || batch->count == 0 || batch->kinds > 1)

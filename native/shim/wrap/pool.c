@@ -116,8 +116,8 @@ EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties
     return result;
 }
 
-/* Adjusts the charge to the memory that the driver keeps reserved for the pool. If reserved_before is set, the agent
- * had allowed the pool to grow, and `reservation` is the number of its reply. */
+/* Makes the tenant's charge equal to the memory that the driver keeps reserved for the pool. If reserved_before is set,
+ * the agent had allowed the pool to grow, and `reservation` is the number that it gave to this permission. */
 static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool reserved_before)
 {
     pthread_mutex_lock(&pool_lock);

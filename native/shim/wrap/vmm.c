@@ -1,5 +1,5 @@
-/* Wrappers of virtual memory management. The tenant is charged when a handle is created on a device, until the last
- * reference to it and the last mapping of it are gone. */
+/* Wrappers of virtual memory management. The tenant is charged for a handle on a device from the handle's creation
+ * until its last reference and its last mapping are gone. */
 #include <stdlib.h>
 
 #include "shim.h"

@@ -286,14 +286,20 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("uuid", "16s"),  # UUID of the GPU
         ("reserved_token", "64x"),
         ("role", "I"),  # FloorRole
-        ("wants_kernels", "I"),  # 1: the process can use a kernel table, so the agent may send FLOOR_KERNELS
-        ("wants_words", "I"),  # 1: the process can use the wait-flag page, so the agent may send FLOOR_WORDS
+        # 1: the process can use a kernel table (what is known about the tenant's kernels), so the agent may send it
+        # with FLOOR_KERNELS
+        ("wants_kernels", "I"),
+        # 1: the process can use the wait-flag page (flags of latency-sensitive processes for which streams wait), so
+        # the agent may send it with FLOOR_WORDS
+        ("wants_words", "I"),
         ("reserved", "132x"),
     ),
-    "floor_reply": (  # Body of FLOOR_PAGE; for an LS process, header.slot is the index of its LS-activity flag
+    "floor_reply": (  # Body of FLOOR_PAGE; for a latency-sensitive process, header.slot is its index on the gate page
         ("work_class", "I"),  # WorkClass of this best-effort tenant's kernels
         ("work_sms", "I"),  # number of SMs that this tenant's kernels would fill; may exceed the GPU's; 0: not known
-        ("in_flight_us", "I"),  # in-flight budget of this tenant; 0: the budget on the gate page
+        # in-flight budget of this tenant: largest predicted GPU time of its work in flight; 0: the budget on the gate
+        # page applies
+        ("in_flight_us", "I"),
         # number of rows of the tenant's kernel table; if not 0, FLOOR_KERNELS follows and carries the table as a memfd
         ("kernels", "I"),
         ("words", "I"),  # 1: FLOOR_WORDS follows last, and carries the wait-flag page as a memfd

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 
-# with a duty cycle, short pauses are combined into one pause of this length, so that the kernels between two pauses can
-# be timed
+# BE work with a duty cycle pauses so that the GPU is idle for part of the time; short pauses are combined into one
+# pause of this length, so that the kernels between two pauses can be timed
 FLOOR_REST_NS = 200000
 
 
@@ -68,7 +68,8 @@ class FloorState(ctypes.Structure):
     unfinished: int  # number of launch batches (groups of launches, see pieces.h) in flight
     busy_until_ns: int  # predicted end of all work in flight
     batch_ns: int  # scheme orion: predicted time of work launched since the GPU last finished all BE work
-    # scheme tidal: time for which BE work may run while LS work is active; below 0 if it ran for too long
+    # scheme tidal: time for which BE work may run while latency-sensitive (LS) work is active; below 0 if it ran for
+    # too long
     credit_ns: int
     credit_at_ns: int  # scheme tidal: time up to which credit_ns is counted
     open_ns: int  # scheme tidal: length of the current measuring window, a time without active LS work

@@ -22,7 +22,9 @@ class SlotFlag(enum.IntFlag):
     UNFENCED = 8  # the shim does not limit the work in flight (used with UNGATED, for the lowest overhead)
     BEST_EFFORT = 16  # best-effort tenant: its launches wait at the LS gate while latency-sensitive work is active
     HOLDS_FLOOR = 32  # latency-sensitive tenant: the shim sets its LS-activity flag while the process has work
-    COPIES = 256  # copies on this GPU's link are scheduled, so the process requests the copy page with COPY_ATTACH
+    # copies on this GPU's link are scheduled, so the process sends COPY_ATTACH to get the copy page, which holds the
+    # schedule
+    COPIES = 256
 
 
 class SlotLayout(ctypes.Structure):
@@ -69,8 +71,8 @@ class SlotLayout(ctypes.Structure):
     flags: int  # SlotFlag
     uuid: ctypes.Array[ctypes.c_uint8]
     memory_kept_bytes: int  # memory of the GPU that is free but reserved for other tenants
-    # number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: use `tenants` of the
-    # gate page
+    # number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: into as many parts as
+    # the gate page (floor.toml) has in `tenants`
     floor_parts: int
     # The shim writes these fields.
     epoch_seen: int  # number of the turn that the shim uses; 0: launches wait for a turn
