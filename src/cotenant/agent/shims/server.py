@@ -187,7 +187,8 @@ class ShimServer:
         peer = session.peer
         if peer.pid == 0:
             raise BadMessageError(
-                Status.DENIED, "the agent cannot see this process: it has to run in the host's PID namespace (hostPID)"
+                Status.DENIED,
+                "the agent cannot see this process: the agent must run in the host's PID namespace (hostPID)",
             )
         tenant = self._owners.tenant_of(peer.pid, token)
         if tenant is not None:

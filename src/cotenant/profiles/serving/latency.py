@@ -28,10 +28,10 @@ Points = tuple[tuple[int, float], ...]  # pairs (batch size, value), ordered by 
 class Partition:
     """A size of gpulet: the `fraction` of the GPU's SMs that it has, and its `label` in files.
 
-    `slots`: memory slots of the MIG instance that it is or is part of, `instance` the kind of that instance; 0 and ""
-    without MIG. `share`: its fraction of the instance, or of the GPU. `processes`: into how many gpulets of this size
-    an instance is divided, if above 1. Each gpulet is then an MPS process, and all are of one service, because the
-    latencies were measured with this number of processes of one model.
+    Under MIG a gpulet is an instance, or a part of one: `instance` is the kind of that instance, and `slots` its number
+    of memory slots ("" and 0 without MIG). `share`: the gpulet's fraction of the instance, or of the GPU. `processes`:
+    number of gpulets of this size into which an instance is divided, or 1. If it is above 1, each gpulet is an MPS
+    process, and all are of one service, because the latencies were measured with this number of processes of one model.
     """
 
     fraction: float

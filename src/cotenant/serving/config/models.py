@@ -165,7 +165,7 @@ def parse_models(content: Any, path: str | Path = "models", source: YamlFile | N
 
 
 def _services(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the file about services, as its own reader expects it."""
+    """Return the part of models.yaml about services, in the form that the reader of services.yaml expects."""
     own = ModelsFile.model_fields.keys() - {"gpus", "listen"}
     found = {key: value for key, value in content.items() if key not in own}
     if isinstance(found.get("gpus"), Mapping):

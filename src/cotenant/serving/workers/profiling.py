@@ -230,10 +230,12 @@ def machine_memory(run: ProfileRun) -> int:
 
 
 def assemble(run: ProfileRun, rows: Mapping[str, Any], earlier: Mapping[str, Any] | None, today: str) -> dict[str, Any]:
-    """The profile as a JSON object. `earlier`: a profile of this machine to which the model is added. The overhead is
-    the median over partitions, because it does not depend on them. `margin`: ratio of slow batches (95 %) to usual
-    ones, the median over measurements. With a neighbour, every latency is multiplied by the largest measured slowdown
-    (a constant alpha); without `against`, neighbours are assumed to have no effect."""
+    """Return the profile as a JSON object. `earlier`: a profile of this machine to which the model is added.
+
+    The overhead is the median over partitions, because it does not depend on them. The margin is how much longer a slow
+    batch takes (95th percentile) than a usual one, as the median over measurements. Beside a neighbour, every latency
+    is multiplied by `alpha`, the largest slowdown measured beside the models `run.against`; 1 if there are none.
+    """
     latency: dict[str, dict[str, float]] = {}
     for label, batch in run.cells:
         latency.setdefault(label, {})[str(batch)] = round(rows[f"cell/{label}/{batch}"]["executed_ms"], 5)

@@ -231,7 +231,8 @@ def _reserve(desk: Desk, children: Sequence[int], roots: np.ndarray) -> int:
 
 def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
     """Return an upper bound of the number of requests of closed-loop clients: all that the gpulets (parts of GPUs) can
-    run in the simulated time, and for each client one retry of a dropped request per SLO (1 ms without an SLO).
+    run in the simulated time, and the retries of dropped requests. A client retries at most once in the length of its
+    service's SLO, or once in 1 ms if the service has no SLO.
     """
     if len(clients) == 0:
         return 0

@@ -13,8 +13,9 @@ REFERENCE_BATCH = 32
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of an application, one of the models that its requests pass through: its service, the time in ms after
-    the application's arrival by which it should be done, and the services that follow.
+    """A stage of an application, one of the models that its requests pass through: its service, the time in ms
+    after a request's arrival at the application by which the stage should be done, the names of the stages that follow,
+    and the number of those before it.
     """
 
     service: Service

@@ -10,7 +10,7 @@ from cotenant.policy.serving.packing.tables import Gpus
 
 
 def left_out(T: Tables, state: State, service: int) -> str:
-    """Explain why a service's rate was not placed completely although no bound forbids it."""
+    """Explain why a service's rate was not placed completely on the GPUs there are."""
     lets, rows = state["part"] >= 0, T.gpu[T.gpu_type]
     used = np.where(np.arange(state["svc"].shape[2]) < state["count"][..., None], state["svc"], -1)
     memory = np.where(used >= 0, T.svc["mem"][used], 0.0).sum(axis=(1, 2))

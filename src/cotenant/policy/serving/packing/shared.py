@@ -132,8 +132,8 @@ class _Vectors:
         self.press *= T.size["share"][t, p]
 
     def work(self, pressure: np.ndarray) -> np.ndarray:
-        """Return (n, m): ms of a cycle of each batch vector beside neighbours that slow it down by each of these
-        pressures; below 0: without neighbours.
+        """Return the length of a gpulet's cycle in ms, for each of its n batch vectors and each of m pressures, as an
+        array (n, m). A pressure says how much the neighbours slow the gpulet down; one below 0 means no neighbours.
         """
         T, t, p = self.T, self.t, self.p
         out = np.zeros((len(self.batches), len(pressure)))
