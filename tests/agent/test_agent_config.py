@@ -226,7 +226,7 @@ def test_an_agent_starts_with_what_fits_and_names_the_rest(short_folder: Path) -
         for sentence in (f"field tenant b: {left_out}", "field tenant d: "):
             assert sentence in fault
             assert sentence in agent.said()
-        with agent.client() as launcher, pytest.raises(InputError, match=r"leaves it out: GPU 0 .* has 30% left"):
+        with agent.client() as launcher, pytest.raises(InputError, match=r"not admitted it: GPU 0 .* has 30% left"):
             launcher.call("register", tenant={"name": "b"})
         declare(short_folder, tenants.replace("60%", "45%"))
         wait_for(lambda: agent.call("status")["config_fault"] == "", what="the mended file is in force")

@@ -196,7 +196,7 @@ def test_what_moves_its_memory_is_limited_by_the_shim(world, process):
     tenant = world.tenant(oversubscribe="managed", mechanism="time")
     world.limits.begin(tenant, process)
     assert tenant.held is None
-    assert "has not been measured" in world.limits.of(tenant, world.gpu).why
+    assert "have not been measured" in world.limits.of(tenant, world.gpu).why
 
 
 def test_driver_that_rounds_a_limit_is_not_taken_for_another_program(world, process, monkeypatch):
