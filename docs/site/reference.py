@@ -1,7 +1,8 @@
 """Pages of the reference that are written from the code whenever the site is built, so that they cannot be stale.
 
 `pages()` gives them as Markdown by their path below docs/: the options of every command, the settings of every file,
-the live metrics, the calls from Python. `schemas()` are the JSON Schemas of the files, which the site has beside them.
+the live metrics, the calls from Python. `schemas()` gives the JSON Schemas of the files that users write, which the
+site has in the same folder as these pages.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ def _snake(name: str) -> str:
 
 
 def python_module(schema: Schema) -> str:
-    """Return the text of a Python module. It imports nothing but the standard library, because the agent and tenants'
-    programs need it early."""
+    """Return the text of a Python module. It imports nothing but the standard library, so that every other
+    module of Cotenant may import it."""
     pages = [struct for struct in schema.structs if struct.kind in ("page", "value")]
     rows = [struct for struct in schema.structs if struct.kind == "row"]
     messages = [struct for struct in schema.structs if struct.kind == "message"]

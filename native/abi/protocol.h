@@ -40,7 +40,7 @@ enum cotenant_message_type {
     COTENANT_GOODBYE = 12, /* the process ends; not answered */
     /* requests the copy page (shared memory for scheduling copies) of the GPU of header.slot; answered by COPY_REPLY */
     COTENANT_COPY_ATTACH = 13,
-    /* reports a new, changed or ended channel group of a context; unless the group has ended, it carries a
+    /* reports a new, changed or ended channel group of a context; unless the group has ended, the message carries a
      * descriptor of the process's open /dev/nvidiactl, through which the agent controls the group; not answered */
     COTENANT_CHANNEL_GROUP = 14,
     COTENANT_HELLO_REPLY = 64, /* carries the shared page: memory that both the agent and the process map */

@@ -41,8 +41,8 @@ class MessageType(enum.IntEnum):
     GOODBYE = 12  # the process ends; not answered
     # requests the copy page (shared memory for scheduling copies) of the GPU of header.slot; answered by COPY_REPLY
     COPY_ATTACH = 13
-    # reports a new, changed or ended channel group of a context; unless the group has ended, it carries a descriptor of
-    # the process's open /dev/nvidiactl, through which the agent controls the group; not answered
+    # reports a new, changed or ended channel group of a context; unless the group has ended, the message carries a
+    # descriptor of the process's open /dev/nvidiactl, through which the agent controls the group; not answered
     CHANNEL_GROUP = 14
     HELLO_REPLY = 64  # carries the shared page: memory that both the agent and the process map
     # header.slot is the index of the GPU's slot on the page; status DENIED: the tenant may not use this GPU
