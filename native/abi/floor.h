@@ -10,7 +10,9 @@
 #define COTENANT_FLOOR_MAGIC 0x464C4F52u /* "FLOR" */
 #define COTENANT_FLOOR_VERSION 2u
 #define COTENANT_FLOOR_HOLDERS 64u /* largest number of LS processes on one GPU */
-#define COTENANT_KERNEL_NAME 511u /* only this many bytes at the beginning of a kernel's name are compared */
+/* names of kernels are truncated to this many bytes in kernel profiles, and before their keys in the kernel table
+ * are computed */
+#define COTENANT_KERNEL_NAME 511u
 /* scheme tidal: a kernel that takes longer than the in-flight budget is launched this long before the predicted end
  * of the previous kernel */
 #define COTENANT_LEAD_NS 10000
@@ -43,10 +45,12 @@ enum cotenant_work_class {
 enum cotenant_rule_kind {
     COTENANT_SCHEME_FREE = 0, /* BE launches never wait (schemes mps-plus and static) */
     COTENANT_SCHEME_TEMPORAL = 1, /* one BE kernel at a time, and only while no LS work is active */
-    /* BE kernels may run while LS work is active if their work class and SMs allow it, in batches of in_flight_us */
+    /* while LS work is active, a BE kernel may run only if its work class differs from that of the LS work (or one
+     * of them is unknown) and it fills at most sm_threshold SMs. A process launches its part of in_flight_us, and
+     * more only when that work has ended */
     COTENANT_SCHEME_ORION = 2,
-    /* while LS work is active, BE work runs for at most overlap_permille of the time (0: not at all); while none is
-     * active, BE work in flight is bounded */
+    /* while LS work is active, BE work runs for at most overlap_permille of the time (0: not at all). While no LS
+     * work is active, the BE work in flight is limited by in_flight_us */
     COTENANT_SCHEME_TIDAL = 3,
 };
 

@@ -134,7 +134,7 @@ enum cotenant_release_reason {
 
 /* Code of a WARNING message, which says what happened. */
 enum cotenant_warning_code {
-    COTENANT_WARN_NO_LAUNCH_SEEN = 1, /* the process has used the GPU, but no launch passed the shim */
+    COTENANT_WARN_NO_LAUNCH_SEEN = 1, /* the process has used the GPU, but has made no launch through the shim */
     COTENANT_WARN_NOT_INTERCEPTED = 2, /* the driver returns entry points that the shim cannot replace */
     /* GPU work did not end in time: a kernel hangs, or waits for something outside the GPU */
     COTENANT_WARN_DRAIN_TIMEOUT = 3,
@@ -276,15 +276,16 @@ struct cotenant_move {
     /* MOVE_OUT: least number of bytes to evict; MOVE_IN, MOVE_ALLOW: bytes that may be mapped so far; MOVE_ROOM:
      * bytes that are needed; MOVE_PROGRESS, MOVE_DONE: bytes moved so far */
     uint64_t bytes;
-    uint64_t base; /* MOVE_OUT: offset of the range of host memory to which memory is evicted */
-    uint64_t span_bytes; /* MOVE_OUT: length of the range of host memory to which memory is evicted */
+    /* MOVE_OUT: begin of the range to which memory is evicted, as an offset in the memfd of MOVE_BACKING_REPLY */
+    uint64_t base;
+    uint64_t span_bytes; /* MOVE_OUT: length of that range */
     uint64_t resident_bytes; /* MOVE_STATE, MOVE_DONE: swappable memory that is on the GPU */
     uint64_t away_bytes; /* MOVE_STATE, MOVE_DONE: swappable memory that is evicted */
     uint64_t backing_bytes; /* MOVE_STATE, MOVE_DONE: host memory available for evicted memory */
     /* MOVE_STATE, MOVE_DONE: part of backing_bytes that is pinned (registered with the driver) */
     uint64_t pinned_bytes;
-    /* MOVE_STATE, MOVE_DONE: begin of the range of host memory that holds evicted contents; equal to backing_high if
-     * there are none */
+    /* MOVE_STATE, MOVE_DONE: the evicted contents are between backing_low and backing_high, which are offsets in the
+     * memfd of MOVE_BACKING_REPLY; both are 0 if there are none */
     uint64_t backing_low;
     uint64_t backing_high;
     uint64_t elapsed_ns; /* MOVE_DONE: time from the order to the end, without the time of waiting for MOVE_ALLOW */

@@ -14,7 +14,8 @@ enum cotenant_slot_flag {
     COTENANT_SLOT_ATTACHED = 1, /* the slot belongs to a GPU */
     /* another tenant waits for this GPU, so the process returns its turn as soon as it is idle */
     COTENANT_SLOT_CONTENDED = 2,
-    /* this tenant needs no turns on this GPU (mechanisms whole, mps): its launches are counted but do not wait */
+    /* this tenant needs no turns on this GPU: its launches are counted but do not wait. Set for all sharing
+     * mechanisms except time */
     COTENANT_SLOT_UNGATED = 4,
     /* the shim does not limit the work in flight (used with UNGATED, for the lowest overhead) */
     COTENANT_SLOT_UNFENCED = 8,

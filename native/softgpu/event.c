@@ -26,13 +26,15 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     event->kind = 0;
-    /* while the time is not known, the list of a held stream (deferred.c) has the event, so it must not be freed */
+    /* an event without a known time is still in the list of a held stream (deferred.c), from which its time will be
+     * written to it; so it is never freed */
     if (event->when_ns != SOFT_UNKNOWN_NS)
         free(event);
     return CUDA_SUCCESS;
 }
 
-/* Converts the time of an event, which is by its own context's clock, to the clock of another context. */
+/* Returns the time of an event by the clock of `context`. Each context has a clock of its own (slices.c); when_ns is by
+ * the clock of the event's context. */
 uint64_t soft_event_for(const struct soft_event *event, const struct soft_context *context)
 {
     if (event->context == context || event->when_ns == 0)

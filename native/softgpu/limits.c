@@ -6,9 +6,10 @@
  * If the root group has a file dmem.capacity, the kernel enforces limits. The limit of a group is in its file dmem.max,
  * which exists only if the parent group delegates dmem. It limits the group and all groups below it together.
  *
- * Otherwise the driver itself counts (in the file driver.limits: region, soft limit, hard limit, uncounted bytes). Then
- * only one limit applies to a process: that of its own group or, if that has none, of the nearest group above that has
- * one. Memory that was allocated in a group before its first limit was set is never counted. */
+ * Otherwise the driver itself enforces limits. The limits of a group are in its file driver.limits (each line has
+ * memory region, soft limit, hard limit, uncounted bytes). Only one group's limit applies to a process: that of its own
+ * group or, if that has none, of the nearest group above that has one. The driver counts the memory of all processes in
+ * that group and below it, except memory that was allocated there before the group's first limit was set. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -285,7 +286,7 @@ static int set_memory_limits(int device, const char *name, uint64_t soft, uint64
     int error = checked(name);
     if (error)
         return error;
-    /* only root may set limits; here that is the owner of the root folder */
+    /* on a real machine only the user root may set limits; here it is the user who owns the folder of the groups */
     if (syscall(SYS_stat, root(), &top) != 0 || top.st_uid != geteuid())
         return SOFT_NVML_NO_PERMISSION;
     if (soft > hard)

@@ -22,7 +22,8 @@ enum { /* nvmlReturn_t */
 bool soft_mig(void);
 int soft_set_memory_limits(int device, const char *group, uint64_t soft, uint64_t hard);
 int soft_get_memory_limits(int device, const char *group, uint64_t *soft, uint64_t *hard, uint64_t *used);
-/* called after the memory that a program requested was added to its process's account */
+/* returns whether the limits that apply to this process's control group are kept on a device; an allocation is checked
+ * after its bytes were added to soft_process.bytes */
 bool soft_within_limits(int device);
 void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes);
 

@@ -1,5 +1,6 @@
-/* Plain, managed, pitched, array and pinned memory, and memsets. Device memory is ordinary host memory that the
- * system provides page by page, so a program can read what it wrote. Copies are in copies.c. */
+/* Plain, managed, pitched, array and pinned memory, and memsets. Device memory is a mapping of ordinary host memory, so
+ * a program can copy back what it wrote. The mapping takes memory of the host only for the pages that are used. Copies
+ * are in copies.c. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -281,7 +282,8 @@ bool soft_is_pageable(uint64_t address)
     return !is_pinned(address) && !soft_is_device_memory(address);
 }
 
-/* Returns whether a copy ends in the same range of pinned host memory in which it begins, which the driver requires. */
+/* Returns false if the bytes begin in a range of pinned host memory and end after it; the driver refuses such copies.
+ * Returns true if they begin outside pinned host memory. */
 bool soft_is_within_its_span(uint64_t address, uint64_t bytes)
 {
     bool within = true;

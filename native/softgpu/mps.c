@@ -1,7 +1,7 @@
-/* The process as a client of MPS, if COTENANT_SOFTGPU_MPS names a program that stands in for the MPS control
- * command. At cuInit the process connects to the socket in its pipe folder, and the server answers with the number
- * of SMs and the memory that the process may use. If there is no folder, or no server listens there, the process has
- * the whole GPU and gets no error, as with real MPS. */
+/* The client side of the simulated MPS. COTENANT_SOFTGPU_MPS turns it on; it names the program that stands in for the
+ * MPS control command. At cuInit the process connects to the socket in the folder CUDA_MPS_PIPE_DIRECTORY, and the MPS
+ * server answers with the number of SMs and the memory that the process may use. If the variable is not set, or no
+ * server listens in the folder, the process has the whole GPU and gets no error, as with real MPS. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

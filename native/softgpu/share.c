@@ -3,17 +3,20 @@
  * model for single kernels. Here, the end of work is computed once, when the work is enqueued, from the work that
  * the other processes have enqueued by then.
  *
- * Each process has its own time line. A unit of work (a kernel, or the kernels of a graph) is delayed by each other
- * process that has work enqueued. If there are not enough SMs for the work of both processes, each kernel of the unit
- * waits for one kernel of the other process until the other process has no more work, because a running kernel is not
- * preempted. If there are enough SMs, or if one of the two is memory-bound, both run at the same time, and the unit is
- * slowed according to its share of the SMs and of the memory bandwidth. */
+ * Each process has its own time line. When process A enqueues a unit of work (a kernel, or the kernels of a graph),
+ * each other process B that has work enqueued delays the unit in one of two ways:
+ * - If there are not enough SMs for the work of A and B, and neither is memory-bound, their kernels alternate, because
+ *   a running kernel is not preempted: each kernel of the unit waits for one kernel of B, as long as B has work.
+ * - Otherwise A and B run at the same time, and the unit is slowed according to its share of the SMs and of the memory
+ *   bandwidth. */
 #include <stdlib.h>
 
 #include "softgpu.h"
 
 #define MOST_OTHERS 8
-#define LEAST_SMS 0.05 /* smallest fraction of the SMs that a kernel gets while memory-bound kernels run */
+/* fraction of the SMs that a kernel gets at least while it runs at the same time as kernels of other processes; it
+ * applies if one of them is memory-bound, since then they run at the same time even if they need all SMs */
+#define LEAST_SMS 0.05
 
 static const double demand[] = {0, SOFT_DEMAND_UNKNOWN_PERMILLE / 1000.0, SOFT_DEMAND_MEMORY_PERMILLE / 1000.0,
                                 SOFT_DEMAND_COMPUTE_PERMILLE / 1000.0};
@@ -61,8 +64,9 @@ static uint32_t find_others(int number, const struct soft_process *self, uint64_
     return count;
 }
 
-/* Returns the speed (0 to 1) of work that runs on `sms` (a fraction of the SMs) and needs the fraction `asked` of
- * the memory bandwidth, while the work `others` runs. The bandwidth is divided by weighted max-min fairness. */
+/* Returns the speed of a unit while the work of `others` runs, relative to its speed alone on the same SMs (1: not
+ * slowed). `sms`: fraction of the SMs on which it runs; `work`: its work class; `asked`: fraction of the memory
+ * bandwidth that it uses if alone. The bandwidth is divided by weighted max-min fairness. */
 static double speed_beside(double sms, uint32_t work, double asked, const struct other *others, uint32_t count)
 {
     double weight = density[work] * sms, left = 1, weights = weight;

@@ -1,10 +1,13 @@
-/* Time slices of a device. As soon as the time slice of any channel group is set (channels.c), the device switches
- * between the contexts that have work, and preempts kernels. Until then, work is scheduled as in state.c.
+/* Time slices of a device. As soon as any channel group is given a time slice, preempted, disabled or enabled
+ * (channels.c), the device switches between the contexts that have work, and preempts kernels. Until then, work is
+ * scheduled as in state.c.
  *
  * Each context has a clock, which stops while the context has work but does not run. All times of its work (ends of
  * streams, events) are by that clock. So they are known when the work is enqueued, whatever other contexts do later.
- * A process that reads the schedule first brings it up to date: it does so in a copy, which then becomes the live
- * schedule. If the process is killed before that, the previous schedule stays live. */
+ *
+ * A process that needs the schedule makes a copy of it, brings the copy up to the present time, and reads or changes
+ * the copy. At the end it makes the copy the live schedule, which all processes use. If it is killed before that, the
+ * previous schedule stays live. */
 #include <string.h>
 
 #include "softgpu.h"

@@ -1,5 +1,5 @@
-/* A small replacement for NVML. It reads the software GPU's shared state, and answers which GPUs exist and how much
- * of them is used. */
+/* A small replacement for NVML. From the software GPU's shared state, it answers which GPUs exist, how much of their
+ * memory is used, and which processes use them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,8 +159,8 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
     return result;
 }
 
-/* Returns the MIG mode, which an environment variable sets here. GPUs in MIG mode have no memory limits by control
- * group. */
+/* Returns the MIG mode: on if COTENANT_SOFTGPU_MIG is 1, otherwise not supported. GPUs in MIG mode have no memory
+ * limits by control group. */
 EXPORT int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *pending)
 {
     (void)device;

@@ -5,12 +5,14 @@
  * both. The shared state is changed by atomic operations only, so a killed process leaves no lock behind. The next
  * process that accesses the state frees what a dead process held.
  *
- * A module is text: a first line, and then one line for each kernel:
+ * A module is text: a first line, and then one line for each kernel. A kernel's line has its name, its duration in
+ * nanoseconds (`param`: the first parameter of the launch, a uint64), the number of SMs that it fills (default: all),
+ * and its work class, `memory` or `compute` (default: unknown). For example, with kernels that are named a, b and c:
  *
  *      cotenant-soft-module
- *      busy 1600000          a kernel that takes 1.6 ms
- *      timed param           a kernel whose first parameter (uint64) is its length in nanoseconds
- *      copy param 66 memory  as `timed`, but of class memory (or compute), on 66 SMs (default: all)
+ *      a 1600000             takes 1.6 ms
+ *      b param               takes as long as its first parameter says
+ *      c param 66 memory     as b, but fills 66 SMs and is memory-bound
  *
  * Environment variables: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (number of devices,
  * default 1), COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, which a small
@@ -37,7 +39,7 @@ struct soft_process {
     /* identifies the process: pid << 32 | low half of its start time; 0: the entry is free */
     _Atomic uint64_t owner;
     _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last time span that the process reserved on each device */
-    /* describes the process's last kernel: duration << 16 | permille of SMs << 2 | work class; share.c reads it */
+    /* describes the process's last kernel: duration in ns << 16 | permille of SMs << 2 | work class; for share.c */
     _Atomic uint64_t shape[SOFT_MAX_DEVICES];
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
     /* end of the process's last copy, for each device and direction of the link */
@@ -46,7 +48,8 @@ struct soft_process {
     _Atomic uint32_t managed;      /* the process has allocated managed memory at some time */
     /* memory that the process had on each device when its checkpoint was made; 0 without a checkpoint */
     _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES];
-    /* number + 1 of the device on which the memory of each device was restored; 0: its own device */
+    /* place[d] says where the memory is that the process allocated on device d. 0: on d; otherwise on the device with
+     * the number place[d] - 1, to which a restore from a checkpoint has moved it */
     _Atomic uint32_t place[SOFT_MAX_DEVICES];
 };
 
@@ -112,8 +115,8 @@ struct soft_unit {
     uint32_t kernels; /* number of kernels in the unit; 0 means one */
     uint32_t sms;     /* number of SMs that each kernel could use; 0: all */
     uint32_t work;    /* work class: 1 unknown, 2 memory-bound, 3 compute-bound */
-    /* the work was in the list of a held stream, and the pump thread (deferred.c) came to it late, so the work may
-     * begin in the past */
+    /* the work may begin in the past: it waited in the list of a held stream (deferred.c), and the thread that empties
+     * these lists reached it only after the time at which it should have begun */
     bool overdue;
 };
 /* reserves the next free time span of a device; returns the end of that span */
@@ -123,7 +126,8 @@ uint64_t soft_share(int device, struct soft_process *self, uint64_t not_before_n
 /* mps.c */
 int soft_mps_join(void); /* connects to the MPS server if MPS is simulated; returns a CUresult */
 void soft_mps_tell(int device);
-/* returns the error of every call after the MPS server has ended this client or has died; otherwise CUDA_SUCCESS */
+/* returns CUDA_SUCCESS until the MPS server ends this client or dies; from then on, the error that every call must
+ * return */
 int soft_mps_lost(void);
 unsigned soft_mps_sms(void);
 uint64_t soft_mps_limit(void);
@@ -195,7 +199,9 @@ struct soft_event {
     unsigned flags;
     bool recorded;
     uint32_t generation; /* number of times that the event was recorded */
-    _Atomic uint64_t when_ns; /* by the clock of the event's context; SOFT_UNKNOWN_NS while its stream is held */
+    /* time of the event by the clock of `context`; SOFT_UNKNOWN_NS while the record of the event waits in the list of a
+     * held stream (deferred.c) */
+    _Atomic uint64_t when_ns;
     struct soft_context *context;
     struct soft_graph *captured_in;
 };
@@ -285,7 +291,9 @@ bool soft_is_pooled(uint64_t address); /* the caller holds soft_lock, which prot
 /* the caller holds soft_lock, which protects the process's objects */
 bool soft_is_pooled_or_mapped(uint64_t address, bool on_device);
 CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
-/* checks a call that a capture in global mode forbids: returns CUDA_SUCCESS, or the error that the call must return */
+/* For driver functions that must not be called during some stream captures (such as cuMemAlloc during one in global
+ * mode). If the calling thread must not call them now, invalidates the captures that forbid it and returns the error
+ * that the function must return; otherwise returns CUDA_SUCCESS. */
 CUresult soft_unsafe_call(void);
 /* invalidates one capture, or all if `graph` is NULL; the caller holds soft_lock */
 void soft_invalidate(struct soft_graph *graph);

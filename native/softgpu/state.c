@@ -214,8 +214,8 @@ static void shorten(_Atomic uint64_t *until_ns, size_t tail)
 }
 
 /* Frees the entries of dead processes and the future time spans that they had reserved: a real device also drops the
- * work of a killed context. This process owns an entry while it clears it. Otherwise another process could free the
- * entry first, and what a new process has stored there would be cleared. */
+ * work of a killed context. Before it clears an entry, this process makes itself the owner of the entry. Without that,
+ * the entry could be freed by a second process and claimed by a third, whose values would then be cleared. */
 void soft_reap(void)
 {
     bool freed = false;
@@ -257,8 +257,8 @@ static bool others_interleave(struct soft_device *device, int number, uint64_t n
            atomic_load(&other->tail_ns[number]) > now;
 }
 
-/* Returns the device on which this process's memory of a device is now: after a restore from a checkpoint it may be
- * another one. */
+/* Returns the device that now holds the memory which this process allocated on device `number`. A restore from a
+ * checkpoint may have moved that memory to another device. */
 static int place_of(int number)
 {
     uint32_t place = self ? atomic_load(&self->place[number]) : 0;
@@ -342,8 +342,9 @@ uint64_t soft_mps_left(int number)
     return own < limit ? limit - own : 0;
 }
 
-/* Charges memory to this process if enough is free. The bytes are added to the sum before the sum is compared with the
- * limit, so two processes cannot both take the last free memory. */
+/* Charges memory to this process if the device has enough and no limit is exceeded (of a control group or of MPS). The
+ * bytes are added to the process's entry first and checked then, so two processes cannot both take the last free
+ * memory. */
 bool soft_take_memory(int number, uint64_t bytes)
 {
     soft_pass();

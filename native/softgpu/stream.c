@@ -93,8 +93,8 @@ static CUresult forbidden_on(struct soft_stream *stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* Returns an error if the stream is the legacy stream and a blocking stream is being captured. The call would make
- * the legacy stream synchronise with the captured one, which is forbidden. */
+/* Checks a driver call on a stream. A call on the legacy stream synchronises it with all blocking streams, which is
+ * forbidden while one of them is being captured: then returns an error and invalidates the capture. */
 CUresult soft_legacy_beside_capture(struct soft_stream *stream)
 {
     if (atomic_load(&capture_count) == 0 || stream != stream->context->legacy)
@@ -272,7 +272,7 @@ CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool wa
     return soft_enqueue_filling(stream, unit, (struct soft_op){0}, waits);
 }
 
-/* Appends a copy over the link between host and device to a stream. */
+/* Appends to a stream a copy between host and device, which uses the link between them. */
 CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, const void *from, uint64_t bytes, bool waits)
 {
     CUresult result = may_work(stream);

@@ -249,7 +249,8 @@ EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_
     struct soft_exec *exec = calloc(1, sizeof *exec);
     exec->kind = SOFT_EXEC;
     exec->kernels = graph->count;
-    /* never freed, because launches in the list of a held stream (deferred.c) may still use these copies and memsets */
+    /* `parts` (the copies and memsets of the graph) is never freed, because launches that wait in the list of a held
+     * stream (deferred.c) may still use it */
     struct soft_op *parts = calloc(graph->count + 1, sizeof *parts);
     exec->contents.parts = parts;
     for (uint32_t i = 0; i < graph->count; i++) {

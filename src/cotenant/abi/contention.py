@@ -15,15 +15,16 @@ ON_DEVICE_BYTES_PER_US = 1500000  # rate of copies within the device: 2 GiB in 1
 BOTH_WAYS_PERMILLE = 740  # factor on the rate of copies in each direction while both directions are busy: 39.3 GB/s
 # factor on the rate of copies of pageable memory: 15.1 instead of 52.9 GB/s; the calling thread is busy meanwhile
 PAGEABLE_PERMILLE = 285
-# the driver copies up to this many bytes of pageable memory to a buffer of its own, so the call returns at once
+# size of the largest copy of pageable memory to the device for which the call returns at once: the driver has then
+# copied the data to a buffer of its own
 PAGEABLE_SMALL_BYTES = 65536
 # time from the moment at which all earlier work in a copy's stream has ended and the link is free, until the copy's
 # first byte moves
 COPY_START_NS = 1000
 # DEMAND_*: fraction of the memory bandwidth that a kernel of the work class (unknown, memory or compute) uses if it is
-# alone. These values and DENSITY_* were fitted to measurements on an H100 80GB HBM3. A ResNet-50 on 32 SMs of its own
-# takes 3.2 times as long beside copies of 2 GiB (the copies become 3 % slower), and 1.1 times as long beside matrix
-# products of size 8192^3
+# alone. With these values and DENSITY_*, the model reproduces measurements on an H100 80GB HBM3: a ResNet-50 on 32 SMs
+# of its own takes 3.2 times as long beside copies of 2 GiB on the other SMs as without them, and 1.1 times as long
+# beside matrix products of size 8192^3. The copies are 3 % slower than without the ResNet-50
 DEMAND_UNKNOWN_PERMILLE = 290
 DEMAND_MEMORY_PERMILLE = 950
 DEMAND_COMPUTE_PERMILLE = 200
@@ -31,8 +32,9 @@ DEMAND_COMPUTE_PERMILLE = 200
 DENSITY_UNKNOWN_PERMILLE = 300
 DENSITY_MEMORY_PERMILLE = 1000
 DENSITY_COMPUTE_PERMILLE = 150
-# fraction of the SMs that a memory-bound kernel keeps busy. A latency-sensitive service can run beside such a kernel
-# (and takes 3.0 to 4.4 times as long on an H200 and an H100), but not beside matrix products of the same duration
+# fraction of the SMs that a memory-bound kernel keeps busy. So a latency-sensitive service can run beside such a
+# kernel, although it takes 3.0 to 4.4 times as long as alone (H200 and H100). Beside matrix products of the same
+# duration it cannot run, because they fill all SMs
 FILL_MEMORY_PERMILLE = 800
 # fraction of the SMs on which a memory-bound kernel reaches its full speed; with fewer SMs its speed is proportional to
 # their number. Memory-bound kernels of a training job take 1.34 times as long on 25 % of the SMs as on 75 % (H200,

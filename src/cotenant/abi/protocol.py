@@ -135,7 +135,7 @@ class ReleaseReason(enum.IntEnum):
 class WarningCode(enum.IntEnum):
     """Code of a WARNING message, which says what happened."""
 
-    NO_LAUNCH_SEEN = 1  # the process has used the GPU, but no launch passed the shim
+    NO_LAUNCH_SEEN = 1  # the process has used the GPU, but has made no launch through the shim
     NOT_INTERCEPTED = 2  # the driver returns entry points that the shim cannot replace
     DRAIN_TIMEOUT = 3  # GPU work did not end in time: a kernel hangs, or waits for something outside the GPU
     OVER_LIMIT = 4  # the tenant exceeds its limit by memory that could be counted only after it was allocated
@@ -242,15 +242,16 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         # MOVE_OUT: least number of bytes to evict; MOVE_IN, MOVE_ALLOW: bytes that may be mapped so far; MOVE_ROOM:
         # bytes that are needed; MOVE_PROGRESS, MOVE_DONE: bytes moved so far
         ("bytes", "Q"),
-        ("base", "Q"),  # MOVE_OUT: offset of the range of host memory to which memory is evicted
-        ("span_bytes", "Q"),  # MOVE_OUT: length of the range of host memory to which memory is evicted
+        # MOVE_OUT: begin of the range to which memory is evicted, as an offset in the memfd of MOVE_BACKING_REPLY
+        ("base", "Q"),
+        ("span_bytes", "Q"),  # MOVE_OUT: length of that range
         ("resident_bytes", "Q"),  # MOVE_STATE, MOVE_DONE: swappable memory that is on the GPU
         ("away_bytes", "Q"),  # MOVE_STATE, MOVE_DONE: swappable memory that is evicted
         ("backing_bytes", "Q"),  # MOVE_STATE, MOVE_DONE: host memory available for evicted memory
         # MOVE_STATE, MOVE_DONE: part of backing_bytes that is pinned (registered with the driver)
         ("pinned_bytes", "Q"),
-        # MOVE_STATE, MOVE_DONE: begin of the range of host memory that holds evicted contents; equal to backing_high if
-        # there are none
+        # MOVE_STATE, MOVE_DONE: the evicted contents are between backing_low and backing_high, which are offsets in the
+        # memfd of MOVE_BACKING_REPLY; both are 0 if there are none
         ("backing_low", "Q"),
         ("backing_high", "Q"),
         ("elapsed_ns", "Q"),  # MOVE_DONE: time from the order to the end, without the time of waiting for MOVE_ALLOW

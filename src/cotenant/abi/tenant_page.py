@@ -17,7 +17,8 @@ class SlotFlag(enum.IntFlag):
 
     ATTACHED = 1  # the slot belongs to a GPU
     CONTENDED = 2  # another tenant waits for this GPU, so the process returns its turn as soon as it is idle
-    # this tenant needs no turns on this GPU (mechanisms whole, mps): its launches are counted but do not wait
+    # this tenant needs no turns on this GPU: its launches are counted but do not wait. Set for all sharing mechanisms
+    # except time
     UNGATED = 4
     UNFENCED = 8  # the shim does not limit the work in flight (used with UNGATED, for the lowest overhead)
     BEST_EFFORT = 16  # best-effort tenant: its launches wait at the LS gate while latency-sensitive work is active

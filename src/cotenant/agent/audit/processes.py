@@ -30,8 +30,8 @@ LOOK_EVERY_S = 1.0
 # after a scan that found a new unconnected process, the next scan follows after this time, so that the process is
 # reported within 2 s
 LOOK_AGAIN_S = 0.5
-# The MPS daemon and the MPS servers are not reported, because they use the GPU for their clients. Their program names
-# begin with this. It is all that can be compared, because /proc truncates names to 15 characters.
+# Beginning of the program names of the MPS daemon and the MPS servers. They are not reported, because they use the GPU
+# for their clients. /proc truncates program names to 15 characters, so the rest of a name is not compared.
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
 SHIM = DRIVER_SHIM.encode()

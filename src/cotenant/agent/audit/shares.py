@@ -24,11 +24,12 @@ from cotenant.core.errors import WorkError
 from cotenant.core.strength import NOT_ENFORCED
 
 LOOK_EVERY_S = 0.5
-# If a process on a GPU is no client of its MPS server in this many checks, it is reported. Before that, it may still be
-# connecting.
+# If a process on a GPU is no client of its MPS server in this many checks, the agent warns about it. Before that, it
+# may still be connecting.
 LOOKS = 2
-# The number of checks for a process that only its shim has reported. It is larger, because the shim reports a context
-# early: the MPS server may still be starting then, and accepts the process as a client later.
+# The number of checks for a process whose use of the GPU is known from its shim only, not yet from the driver. It is
+# larger, because the shim tells the agent about a context early: the MPS server may still be starting then, and accepts
+# the process as a client later.
 LOOKS_BY_SHIM = 10
 # a deviation is reported for this long after the agent has corrected it, so that it appears in the metrics
 NAMED_S = 30.0
@@ -142,7 +143,7 @@ class ShareProof:
     def _on_gpus(
         self, tenants: Mapping[str, Tenant], running: Mapping[str, Iterable[int]]
     ) -> Iterable[tuple[str, int, Tenant]]:
-        """GPU, pid and tenant of each process of a tenant that uses a GPU, as the driver or the process's shim reports.
+        """GPU, pid and tenant of each tenant's process that uses a GPU, according to the driver or the process's shim.
         """
         seen = {
             (uuid, session.peer.pid): tenant
