@@ -81,8 +81,8 @@ def keep_choice(spec: TenantSpec, now: TenantSpec) -> TenantSpec:
 
 
 def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
-    """Return the tenant with the values that its launcher chose. Raises InputError that names the range that a value is
-    outside of, or the option that must be left out.
+    """Return a declared tenant with the values that its launcher chose. Raises InputError if a chosen value is outside
+    the declared range, or if the declaration has no range for it but another value.
     """
     chosen = {}
     for name, field in FIELDS.items():

@@ -1,4 +1,6 @@
-"""Parsing of co-location settings, and of best-effort tenants' kernel classes, in the agent's configuration."""
+"""Parsing of the agent's co-location settings, and of what the agent's configuration says about a tenant's kernels:
+their work classes (the resource that limits a kernel: memory, compute or unknown) and SMs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _CLASSES = CLASS_NAMES[1:]
 
 
 def parse_colocation(data: Any) -> ColocationSettings:
-    """ColocationSettings from `scheme: tidal` or from a mapping of settings. InputError names the setting."""
+    """Parse the setting `colocation`: the name of a scheme, such as `tidal`, or a mapping of fields of
+    ColocationSettings. A field that is left out has the scheme's default. Raises InputError that names the setting.
+    """
     if isinstance(data, str):
         return settings_for(data)
     if not isinstance(data, Mapping):
@@ -56,8 +60,9 @@ def whole(value: Any, field: str) -> int:
 
 
 def changed(settings: ColocationSettings, order: Mapping[str, Any]) -> ColocationSettings:
-    """Settings changed by an order from the control socket, whose keys are fields of ColocationSettings. A new scheme
-    sets its own in-flight budget. Raises InputError.
+    """Return the settings after an order from the control socket, which maps fields of ColocationSettings to new
+    values. If the order has a scheme, fields that it does not have get that scheme's defaults, except those in `_KEPT`.
+    Raises InputError.
     """
     changes: dict[str, Any] = {}
     for key, value in order.items():
@@ -76,11 +81,12 @@ def changed(settings: ColocationSettings, order: Mapping[str, Any]) -> Colocatio
 def known_kernels(
     profile: Any, work_class: Any, *, latency_sensitive: bool, folder: Path, field: str = "kernel_profile"
 ) -> dict[str, str]:
-    """A tenant's kernel classes, as the fields `kernels` and `work_class` of its TenantSpec.
+    """Return what is known about a tenant's kernels, as the fields `kernels` and `work_class` of its TenantSpec.
 
-    `profile` is a file relative to `folder`. `work_class` applies to launches that are not in the profile: copies and
-    CUDA graphs. Its default for a latency-sensitive tenant is the class with most of the profile's time, for other
-    tenants `unknown`. Raises InputError that names `field`.
+    `profile` is the path of a kernel profile relative to `folder`; without one, `work_class` applies to all of the
+    tenant's work. With a profile, `work_class` applies only to work other than single kernels, such as copies and
+    CUDA graphs. Then its default for a latency-sensitive tenant is the class whose kernels take most of the time in the
+    profile. In all other cases the default is `unknown`. Raises InputError that names `field`.
     """
     if profile is None:
         return {"work_class": "unknown" if work_class is None else str(work_class)}

@@ -13,9 +13,11 @@ _SIZES = ("period_bytes", "chunk_bytes")
 
 
 def parse_copies(data: Any) -> CopySettings:
-    """Parse `copies`: true, false (the default), or a mapping of period_bytes and chunk_bytes.
+    """Parse the setting `copies`: true, false (the default), or a mapping.
 
-    With true or a mapping, copies are scheduled on every GPU.
+    With true or a mapping, copies are scheduled on every GPU; with false, only on GPUs that have a latency-sensitive
+    tenant or one with a copy weight. The mapping may set `chunk_bytes`, the size of the chunks into which copies are
+    split, and `period_bytes`, which all waiting tenants copy together in one round.
     """
     if isinstance(data, bool):
         return CopySettings(always=data)

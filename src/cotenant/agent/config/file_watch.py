@@ -25,8 +25,9 @@ class FileWatch:
     def changed(self) -> bool:
         """Whether the file has changed since this method last returned True. A missing file is not a change.
 
-        A change is reported when a second call finds the file unchanged. Until then the program that writes the file in
-        place may have written only a part of it; a file that was just truncated would be a valid, empty configuration.
+        The call that first sees a new state of the file returns False. The next call returns True if the file is still
+        in that state. Until then a program that writes the file in place may have written only a part of it; a file
+        that was just truncated would be a valid, empty configuration.
         """
         now, last = self._look(), self._last
         self._last = now

@@ -1,4 +1,6 @@
-"""Agent settings and tenants, from YAML or from Gemini's resource-config file. All validation happens here."""
+"""Settings of an agent and its tenants, and their validation. They come from a YAML file, which schema.py reads, or
+from a resource-config file of Gemini (another program for sharing GPUs), which this module reads.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,17 @@ class TenantSpec:
     work_class: str = "unknown"  # the resource that limits its kernels: unknown, memory, compute; used by scheme orion
     work_sms: int = 0  # number of SMs that the tenant's kernels use; 0: unknown
     kernels: str = ""  # the work class of each kernel, as a table that kernel_table.py encodes
-    in_flight_us: int = 0  # limit on a best-effort tenant's work in flight; 0: the co-location scheme's limit
-    # how the tenant's memory is evicted to make space for other tenants: swap, managed, park
+    # largest GPU time of a best-effort tenant's launched but unfinished work; 0: that of the co-location settings
+    in_flight_us: int = 0
+    # how the tenant's memory is moved to the host to make space for other tenants. none: not at all; swap: its
+    # processes copy their allocations; managed: the allocations are managed memory, which the driver moves; park: the
+    # driver checkpoints its processes
     oversubscribe: str = "none"
     # weight of the tenant's copies on the PCIe link; None: not given, which counts as 1 if copies are scheduled
     copy_weight: float | None = None
     # whether best-effort tenants wait while this tenant has GPU work, and its copies go first
     latency_sensitive: bool = False
-    # if a declared tenant leaves shares open, the ranges from which its launcher may choose
+    # ranges in a declared tenant's request, limit or memory, from which its launcher may choose; None: no ranges
     choices: Choices | None = None
     # least strength with which the tenant's memory limit must be enforced; otherwise the tenant is refused
     enforce_memory: Strength = Strength.NOTHING
@@ -72,7 +77,7 @@ class TenantSpec:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Settings of one agent. Times in nanoseconds, sizes in bytes."""
+    """Settings of one agent. The end of a field's name is its unit."""
 
     gpus: tuple[str, ...] = ("all",)
     quota: QuotaSettings = field(default_factory=QuotaSettings)

@@ -1,8 +1,10 @@
-"""Table of a tenant's kernels (class, duration, SMs), in which the shim looks up each launch.
+"""Table of a tenant's kernels (work class, duration, SMs), in which the shim looks up each launch.
 
-The rows are those of `cotenant profile kernels`. A row's key is a hash (FNV-1a, 64 bits) of the kernel's name, grid and
-block. Launches with another grid or block use a row for the name alone, which has the values that all rows of that name
-share. The table is part of the tenant's description as text; processes get it from the agent as a sealed memfd.
+The table has a row for each kernel, grid and block in a file of `cotenant profile kernels`. The row's key is a hash
+(FNV-1a, 64 bits) of the kernel's name, grid and block. A launch with a grid or block that the file does not contain
+uses a row for the name alone. A class or number of SMs in that row is unknown unless it is the same in all rows of that
+name; the duration is unknown if there are several. The table is part of the tenant's description as text; processes get
+it from the agent as a sealed memfd.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def most_class(rows: Iterable[KernelRow]) -> str:
 
 
 def compiled(rows: Sequence[KernelRow]) -> str:
-    """The table as text. If there are too many kernels, those that take most of the time are kept."""
+    """Return the table as text. If it would have more than MOST rows, those with the longest total time are kept."""
     weighed: dict[int, tuple[int, KernelRow]] = {}
     by_name: dict[bytes, list[KernelRow]] = {}
     for row in sorted(rows, key=lambda row: -row.total_ns):

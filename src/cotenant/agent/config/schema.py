@@ -1,4 +1,8 @@
-"""The agent's configuration file as pydantic models. Imported only to read the file: tenants start without pydantic."""
+"""The agent's configuration file as pydantic models.
+
+Only code that reads or describes the file imports this module, so that other commands, such as `cotenant run`, start
+without loading pydantic.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +108,8 @@ class MemoryLimit(Strict):
     size: Size = Field(alias="bytes")
     """The memory limit."""
     enforce: Annotated[Strength, parsed(strength_named)]
-    """Weakest enforcement with which the tenant may run: kernel, driver, shim."""
+    """Weakest enforcement with which the tenant may run; from strong to weak: kernel (the operating system's), driver,
+    hardware, server, shim."""
 
 
 _size = one_or_range(parse_memory)
@@ -134,7 +139,8 @@ class TenantEntry(Strict):
     gpus: Annotated[tuple[str, ...], parsed(_gpus), SOME_GPUS] = ()
     """Indices or UUIDs of the tenant's GPUs; by default the agent chooses one."""
     mechanism: str = mechanisms.AUTO
-    """How the share is enforced; auto: `slices` (hardware time slices) if the driver accepts them, otherwise `time`."""
+    """How the share is enforced. auto: by hardware time slices (`slices`) if the GPU offers them and the tenant does
+    not oversubscribe, otherwise by turns that the agent grants (`time`)."""
     uid: Annotated[int, parsed(_user)] = Field(default=UNSET, alias="user")
     """User who may run the tenant; by default the agent's user."""
     best_effort: StrictBool = False
@@ -146,13 +152,15 @@ class TenantEntry(Strict):
     kernel_profile: Annotated[Any, WithJsonSchema({"type": "string"})] = None
     """File written by `cotenant profile kernels`. A relative path starts at the folder of the configuration file."""
     in_flight_us: Annotated[int, parsed(lambda value: whole(value, ""))] = 0
-    """GPU time that a best-effort tenant may have in flight; 0: the scheme's value."""
+    """Largest GPU time of a best-effort tenant's launched but unfinished work; 0: that of the setting `colocation`."""
     copy_weight: float = Field(default=UNSET)
     """Weight of the tenant's copies over the PCIe link."""
     latency_sensitive: StrictBool = False
     """Best-effort tenants are held back while this tenant has work on their GPU, and this tenant's copies go first."""
     oversubscribe: str = "none"
-    """How the tenant's memory leaves the GPU to make space for others: none, swap, managed, park."""
+    """How the tenant's memory is moved to the host to make space for others. none: not at all; swap: its processes copy
+    their allocations; managed: the allocations are managed memory, which the driver moves; park: the driver checkpoints
+    its processes."""
 
 
 class AgentFile(Strict):
@@ -179,7 +187,7 @@ class AgentFile(Strict):
     exclusive_ns: Nanoseconds = Field(default=UNSET, alias="exclusive_turn")
     """Length of a turn in the discipline `exclusive-turns`."""
     grace_ns: Nanoseconds = Field(default=UNSET, alias="revoke_grace")
-    """Time from the deadline of a turn until the turn is revoked, if the tenant still runs."""
+    """Time from the deadline of a turn until the turn is revoked, if the tenant has not returned it by then."""
     stuck_ns: Nanoseconds = Field(default=UNSET, alias="stuck_after")
     """Time from the revocation of a turn until other tenants get the GPU although the tenant's kernels still run."""
     idle_release_ns: Nanoseconds = Field(default=UNSET, alias="idle_release")
@@ -205,8 +213,9 @@ class AgentFile(Strict):
     colocation: Annotated[ColocationSettings, parsed(parse_colocation), SCHEME_OR_SETTINGS] = Field(default=UNSET)
     """Name of a co-location scheme, or a mapping of its settings."""
     copies: Annotated[CopySettings, parsed(parse_copies), ON_OR_SIZES] = Field(default=UNSET)
-    """Whether copies over the PCIe link are scheduled: true, false, or a mapping with `period_bytes` and `chunk_bytes`,
-    which schedules them with these sizes."""
+    """Whether copies over the PCIe link are scheduled on every GPU: true, false, or a mapping, which means true and
+    sets `chunk_bytes` (size of the chunks into which copies are split) or `period_bytes` (what all waiting tenants copy
+    together in one round)."""
     tenants: list[TenantEntry] = Field(default_factory=list)
     """Tenants that are declared here rather than by the command that starts them."""
 

@@ -85,7 +85,8 @@ class LivePage:
             row = self._rows.tenant(tenant)
             for share in row["gpus"]:
                 yield "shares", f"{row['name']} {share['uuid']}", _share(row, share)
-                # the minutes of the last hour change once a minute, the share at every reading, so each has its own row
+                # the feed sends only rows that have changed. The minutes of the last hour change once a minute, but the
+                # share changes each time it is read, so the minutes have a row of their own.
                 if share["hour"]:
                     yield "hours", f"{row['name']} {share['uuid']}", {"minutes": share["hour"]}
             for number, text in enumerate(row["warnings"]):

@@ -130,7 +130,7 @@ class Operations:
             if order.get("join"):  # without this check, a misspelt name would create a new tenant without limits
                 self._find({"name": spec.name})
             if (why := self._rows.in_force.left_out.get(spec.name)) is not None:
-                # if it were admitted as a new tenant, it would have none of the limits of its declaration
+                # a declared tenant that was admitted as a new one would not have the limits of its declaration
                 raise InputError(
                     f"{spec.name} is declared in the agent's configuration, but the agent has not admitted it: {why}",
                     field="--name",

@@ -87,13 +87,14 @@ class Rows:
         }
 
     def find_mps(self) -> dict[str, MpsHere]:
-        """Find what MPS offers on each GPU. Runs commands: call it in a thread."""
+        """Find out what MPS could enforce on each GPU. Blocks while it runs commands, so call it in a thread."""
         return {uuid: find_mps(gpu, self.folder) for uuid, gpu in self.registry.gpus.items()}
 
     def promises(self, mps: Mapping[str, MpsHere]) -> list[dict[str, Any]]:
-        """Return for each GPU `promises`, which say what enforces shares, memory limits and isolation under the
-        mechanisms of its tenants (without tenants, under the default mechanism), and `prospects`, the strongest
-        enforcement available on that GPU.
+        """Describe for each GPU what enforces the properties of a share: time, SMs, memory, bandwidth and isolation of
+        faults. `promises` has this for the mechanisms of the GPU's tenants, or for the default mechanism if it has
+        none. `prospects` has the mechanism that would enforce each property most strongly on this GPU. `mps`: the
+        result of `find_mps`.
         """
         rows = []
         slices = self.registry.mechanisms[Slices.name]

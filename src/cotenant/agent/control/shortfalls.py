@@ -32,7 +32,9 @@ class Hour:
         self._looks, self._promised, self._got = 0, 0.0, 0.0
 
     def add(self, now_ns: int, window: Wanted | None, request: float) -> None:
-        """Count one measurement of a tenant with a share of `request`. `window` None: nothing was measured."""
+        """Count one measurement of a tenant whose requested share is `request`. `window`: how much of the last window
+        the tenant had the GPU, and how much it wanted it; None if that was not measured.
+        """
         minute = now_ns // MINUTE_NS
         if minute != self._minute:
             if self._looks:
@@ -55,11 +57,13 @@ class Shortfalls:
     def __init__(
         self, registry: Registry, broker: Broker, slices: SliceEnforcer, save: Callable[[], None] = lambda: None
     ) -> None:
-        """`save` writes the state file, from which a restarted agent learns since when tenants are short."""
+        """`save` writes the state file, from which a restarted agent learns since when each tenant has got less than
+        its request.
+        """
         self._registry, self._broker, self._slices, self._save = registry, broker, slices, save
         self._measured: set[_Key] = set()
         self._hours: dict[_Key, Hour] = {}
-        # the readings within one window: (time of the reading, time with a turn so far, time waited so far) in ns
+        # the readings within the last window: (time of the reading, time with a turn so far, time waited so far) in ns
         self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}
 
     async def run(self) -> None:

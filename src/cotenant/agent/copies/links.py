@@ -20,8 +20,9 @@ MAX_PARTICIPANTS = 0xFFFF
 
 
 def rank_of(spec: TenantSpec) -> CopyRank:
-    """Rank of a tenant's queue on the copy page. Copies of latency-sensitive tenants go first. Best-effort tenants have
-    a rank of their own, because their copies within the device are split into chunks, as copies over the link are.
+    """Return the rank of a tenant's queue on the copy page. Copies of latency-sensitive tenants go first. All others
+    share the link by weight. The rank BEST_EFFORT also tells the tenant's processes to split their copies within the
+    device into chunks, as is done for all tenants' copies over the link.
     """
     return CopyRank.AHEAD if spec.latency_sensitive else CopyRank.BEST_EFFORT if spec.best_effort else CopyRank.NORMAL
 
@@ -71,7 +72,9 @@ class Copies:
         self._refresh(gpu)
 
     def move(self, tenant: Tenant, gpu: str) -> None:
-        """Move a tenant's queue from `gpu` to its new GPU, whose copy page its processes will request."""
+        """Free a tenant's queue on `gpu`, and assign it one on the GPU to which the tenant was moved. The tenant's
+        processes request the new GPU's copy page later.
+        """
         for session in tenant.sessions:
             self._drop_at(session, gpu)
         self._leave_at(tenant, gpu)
@@ -105,7 +108,9 @@ class Copies:
         return bool(tenants) and (self.settings.always or any(asks_for_turns(t.spec) for t in tenants))
 
     def flag(self, session: Session, gpu: str) -> int:
-        """Flag for a process's slot of this GPU: SlotFlag.COPIES if its copies are scheduled, otherwise 0."""
+        """Return the flag for the slot of this GPU in a process's shared page: SlotFlag.COPIES if the process's copies
+        on the GPU are scheduled, otherwise 0.
+        """
         return SlotFlag.COPIES if self.is_on(gpu) and session.tenant.name in self._queues.get(gpu, {}) else 0
 
     def _refresh(self, gpu: str) -> None:
@@ -152,7 +157,9 @@ class Copies:
         return self._pages[gpu].fd, {"queue": queue, "participant": number, "page_bytes": COPY_PAGE_BYTES}
 
     def drop(self, session: Session) -> None:
-        """Free the slots of a process that has ended. It must have been removed from its tenant's sessions before."""
+        """Free the slots that a process that has ended holds on copy pages, one for each of its chunks in flight. The
+        process's session must have been removed from its tenant before.
+        """
         for _, gpu in [key for key in self._participants if key[0] is session]:
             self._drop_at(session, gpu, last=not session.tenant.sessions)
 

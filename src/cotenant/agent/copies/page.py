@@ -52,8 +52,9 @@ class CopyPage:
     def put_right(self, settings: CopySettings, queues: Mapping[int, tuple[float, CopyRank]]) -> bool:
         """Rewrite the fields of the page that belong to the agent, and return whether a process had overwritten any.
 
-        `queues`: weight and rank of each assigned queue. Wrong values in fields that belong to the processes expire by
-        the rules of copy_rule.h.
+        `queues`: weight and rank of each assigned queue, by the queue's number. Fields that the processes write are not
+        restored. A wrong value there does not stop copies for long: a waiting queue counts for `wait_lapse_ns`, and the
+        slot of a chunk in flight for `slot_lapse_ns`.
         """
         layout = self.layout
         before = bytes(memoryview(self._map)[:HEADER_BYTES])
@@ -89,7 +90,9 @@ class CopyPage:
             row.vruntime = link.min_vruntime
 
     def drop(self, queue: int, participant: int, last: bool) -> None:
-        """Free the slots of a process that has ended. `last`: it was the tenant's last, so the queue has no waiters."""
+        """Free the slots of a process that has ended; each slot is a chunk in flight. `participant`: the process's
+        number on the copy page. `last`: it was the tenant's last process, so that the queue no longer waits.
+        """
         for link in self.layout.links:
             for index in range(COPY_SLOTS):
                 if link.slots[index] >> 48 == participant:

@@ -32,7 +32,9 @@ RESCUE_S = 2.0
 
 
 class CopyQueue:
-    """This process's queue on a GPU's copy page. The agent supplies `fd`, `queue` and `participant`."""
+    """The queue of this process's tenant on a GPU's copy page. The agent supplies the page (`fd`), the queue's number,
+    and `participant`, the number of this process on the page.
+    """
 
     def __init__(self, fd: int, queue: int, participant: int) -> None:
         self.queue, self.participant = queue, participant

@@ -31,7 +31,7 @@ PATIENCE_S = 5.0
 
 
 class Holder(Protocol):
-    """What a latency-sensitive worker uses of an LS gate."""
+    """The methods of an LS gate that a latency-sensitive worker calls."""
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
         """Set this worker's LS-activity flag. Call it again while the work continues, as a heartbeat."""
@@ -64,7 +64,10 @@ class NullFloor:
 
 
 class _Mapping:
-    """The shared memory of a GPU's LS gate (the gate page and the wait-flag page), mapped for writing."""
+    """The shared memory of a GPU's LS gate, mapped for writing. The gate page has the LS-activity flags, which
+    best-effort processes read. The wait-flag page has copies of them, for which best-effort work waits on the GPU.
+    `holder`: index of this worker's flags on both pages.
+    """
 
     def __init__(self, connection: socket.socket, fds: list[int], holder: int) -> None:
         self.connection = connection
@@ -82,7 +85,7 @@ class _Mapping:
         self.holder = holder
         self.layout = layout
         self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
-        # if the agent offers no wait-flag page, the worker writes its wait flag to memory that is not shared
+        # if the agent has sent no wait-flag page, this memory, which is not shared, takes the place of that page
         self.words = FloorWordsLayout.from_buffer(words[0]) if words else FloorWordsLayout()
 
     def raise_(self, work_class: int) -> None:
@@ -220,5 +223,7 @@ class Floor:
 
 
 def join_floor(folder: Path, uuid: str) -> Floor:
-    """Join a GPU's LS gate of the agent that runs in `folder`. Raises WorkError if there is none."""
+    """Join a GPU's LS gate of the agent that runs in `folder`. Raises WorkError if no agent runs there, or if it
+    refuses this process.
+    """
     return Floor(folder / FLOOR_SOCKET, uuid)

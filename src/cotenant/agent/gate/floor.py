@@ -1,7 +1,8 @@
 """The agent's side of the LS gate, at which best-effort launches wait while latency-sensitive (LS) work is active.
 
-Each GPU has a gate page: shared memory with the flags of its LS processes and the settings of the gate. The agent
-passes it over a socket to LS processes and to best-effort programs.
+Each GPU has a gate page: shared memory with the flags of its LS processes and the settings of the gate. It also has a
+wait-flag page with copies of the flags, for which streams of best-effort processes wait on the GPU. The agent passes
+both over a socket to LS processes and to best-effort programs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Member:
     gpu: str = ""
     role: int = 0
     holder: int | None = None
-    words: bool = False  # the process has mapped the wait-flag page, which the device reads
+    words: bool = False  # the process asked for the wait-flag page, so an LS process sets its flag there, too
 
 
 class Floors:
@@ -128,8 +129,9 @@ class Floors:
         return back
 
     def standing(self, gpu: str, kind: str, pids: Collection[int]) -> str:
-        """State of a tenant at the LS gate of a GPU. `kind`: the tenant's class. Returns "held off" if its launches
-        wait, "holds" if its LS-activity flag is set, or "".
+        """Return the state of a tenant at the LS gate of a GPU: "held off" if a best-effort tenant's launches wait,
+        "holds" if the LS-activity flag of one of a latency-sensitive tenant's processes is set, otherwise "". `kind`:
+        best-effort, latency-sensitive or normal; `pids`: the tenant's processes.
         """
         page = self.pages.get(gpu)
         if page is None or kind == "normal":
@@ -263,8 +265,10 @@ class Floors:
         return True
 
     def _allowed(self, member: Member, role: int, tenant: Tenant | None) -> bool:
-        """Whether a process may join with this role. Latency-sensitive: processes of latency-sensitive tenants, of the
-        agent's user, and of root outside containers (serving workers). Best-effort: processes of any tenant."""
+        """Return whether a process may join with this role. Any process of a tenant may join as best-effort. As
+        latency-sensitive may join processes of latency-sensitive tenants, and processes outside containers, such as
+        serving workers, whose user is root or the agent's user.
+        """
         if role == FloorRole.LATENCY_SENSITIVE:
             own = member.peer.uid in (0, os.geteuid()) and not self._in_container(member.peer.pid)
             return own or (tenant is not None and tenant.spec.latency_sensitive)

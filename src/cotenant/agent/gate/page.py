@@ -26,8 +26,9 @@ from cotenant.policy.colocation import ColocationSettings, scheme_named
 
 @dataclass(frozen=True)
 class Joining:
-    """A process's request to join an LS gate (FLOOR_JOIN): the GPU's UUID, the role, and whether the process can use
-    the kernel table and the wait-flag page.
+    """A process's request to join an LS gate (FLOOR_JOIN). `uuid`: the GPU; `role`: a FloorRole; `wants_kernels`: the
+    process can use a kernel table (work class, duration and SMs of its tenant's kernels); `wants_words`: it can use the
+    wait-flag page, which FloorPage describes.
     """
 
     uuid: bytes

@@ -1,7 +1,7 @@
 """Splits a GPU's in-flight budget (GPU time of launched but unfinished best-effort work) among its active processes.
 
 Each process shares a page of memory with the agent. The process writes the time of its last launch there, and reads its
-part of the budget (computed by policy/colocation/division.py), so neither needs a system call.
+part of the budget (computed by policy/colocation/division.py). So a launch needs no system call for this.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ NO_TURN = 1 << 63  # a number that no turn on a GPU ever has
 
 
 class Accounts:
-    """Puts tenants' shares and memory limits into effect on their GPUs, and ends them."""
+    """Puts tenants' shares and memory limits into effect on their GPUs, and lifts them when tenants move or leave."""
 
     def __init__(
         self,
@@ -100,7 +100,8 @@ class Accounts:
             session.page.slots[slot].uuid[:] = list(uuid_bytes(target))
         self._copies.move(tenant, home.uuid)
         for session in tenant.sessions:
-            # on this message the process joins the LS gate and the copy scheduling of its new GPU
+            # on this message the process joins the LS gate (where best-effort launches wait for latency-sensitive work)
+            # and the copy scheduling of its new GPU
             session.send(wire.pack(MessageType.PAGE_UPDATE))
         self.open(tenant)
 

@@ -122,8 +122,8 @@ class Lives:
         return not busy and not self._parked.lives(tenant.name)
 
     def choose(self, tenant: Tenant, spec: TenantSpec) -> None:
-        """Give an idle tenant the values that a launcher chose. If its GPU has no room for them, it moves to another
-        GPU. Raises InputError.
+        """Give an idle tenant the share and memory that its launcher chose. If the tenant's GPU has too little left,
+        the tenant moves to a GPU that has enough. Raises InputError.
         """
         elsewhere = [] if spec.gpus else self._registry.with_room(spec)
         if elsewhere and tenant.gpus[0] not in elsewhere:

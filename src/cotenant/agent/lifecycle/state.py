@@ -125,7 +125,9 @@ class StateFile:
 
 
 def load_parked(path: Path) -> list[dict[str, Any]]:
-    """Rows of the processes that the previous agent had parked, as written by `Parked.as_dict`."""
+    """Return a row for each tenant or program that the previous agent had parked (its name, GPUs, processes and more),
+    from which `Parked.from_dict` makes an entry of the ParkedTable.
+    """
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text())["parked"]
         return [row for row in rows if isinstance(row, dict)]

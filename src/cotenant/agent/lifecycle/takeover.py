@@ -45,7 +45,7 @@ def take_over(
             LOG.warning(f"tenant {saved.spec.name} of the previous agent is not taken over: {error}")
             continue
         tenant.timeout_s = saved.timeout_s
-        if saved.alive:  # a tenant whose processes have all ended wants no GPU time any more, so it is not short of it
+        if saved.alive:  # a tenant without processes wants no GPU time, so it does not get less than it wants
             tenant.short_since = saved.short_since
         if saved.moves != MoveCount():
             residents.counts[tenant.name] = saved.moves

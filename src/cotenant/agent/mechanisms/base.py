@@ -19,7 +19,7 @@ class Use(enum.Enum):
 
     TENANT = "tenant"  # shares of tenants of a node's agent
     SERVICE = "service"  # shares of a server's worker processes
-    JOB = "job"  # jobs of the fleet that use a fraction of a GPU
+    JOB = "job"  # training jobs that `cotenant fleet` runs on a fraction of a GPU
     PROFILE = "profile"  # measurements by `infer` and `profile service`
 
 

@@ -23,7 +23,8 @@ class Green(Mps):
         memory="not enforced",
         resize="between two batches, by the worker itself",
         isolation=Mps.capabilities.isolation,
-        sms_by=Strength.SHIM,  # not stronger than the shim, because the worker's own process creates the contexts
+        # as weak as enforcement by the shim: the worker's own process creates the contexts, and could exceed its share
+        sms_by=Strength.SHIM,
         concurrent=True,
         live_resize=True,
         worker_resizes=True,
