@@ -34,7 +34,9 @@ class Mig(Mechanism):
         self._taken: dict[str, str] = {}  # name of a worker -> UUID of its MIG instance
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
-        """Variables that give a worker a free MIG instance of the size that its partition names."""
+        """Environment variables that give a worker a free MIG instance. `share.partition` is the name of a MIG profile,
+        for example "3g.71gb"; the instance must have as many slices (3g), whatever its memory.
+        """
         size = share.partition.split(".")[0]
         taken = set(self._taken.values())
         found = [uuid for kind, uuid in device_of(gpu).mig_instances(gpu.uuid) if kind.split(".")[0] == size]

@@ -33,7 +33,7 @@ class Mps(Mechanism):
         isolation="address spaces are isolated, faults are not: a client killed inside a kernel or a fatal GPU "
         "error can end all clients of the server, except those of other SM partitions; without "
         "protocol 3 one server serves one user",
-        # the weakest case, which is MPS protocol 2; mps_prospects determines what this machine's MPS enforces
+        # what the oldest MPS (control protocol 2) enforces; mps_prospects.py finds what this machine's MPS enforces
         sms_by=Strength.SHIM,
         memory_by=Strength.SHIM,
         faults_by=Strength.NOTHING,

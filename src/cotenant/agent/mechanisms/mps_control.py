@@ -33,7 +33,7 @@ SERVER_HELP = ("server", "set", "help")
 
 
 def abilities(command: str) -> Abilities:
-    """Find the capabilities from the help that the command prints; nothing is started."""
+    """Find what the installed MPS can do from the help that its control command prints. No MPS daemon is started."""
     text = _help(command, "-h")
     if text is None:
         return Abilities(0)
@@ -106,7 +106,7 @@ class Control:
         return [row for row in csv.reader(self.order(*words, "--format=csv,noheader").splitlines()) if row]
 
     def answers(self) -> bool:
-        """Return whether the MPS daemon runs and understands this protocol."""
+        """Return whether the MPS daemon runs and understands the control protocol `self.protocol`."""
         try:
             self.order(*(["get_server_list"] if self.protocol == 2 else ["server", "list", "--format=csv,noheader"]))
         except WorkError:

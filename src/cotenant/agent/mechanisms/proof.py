@@ -1,4 +1,7 @@
-"""The clients that an MPS server lists, by which the agent checks that tenants have their shares."""
+"""Which clients the MPS servers have, and which they should have.
+
+The agent compares the two to check that each tenant has its share.
+"""
 
 from __future__ import annotations
 

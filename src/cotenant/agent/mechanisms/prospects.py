@@ -1,5 +1,5 @@
-"""What would enforce each property of a share (GPU time, SMs, memory, bandwidth, isolation of faults) on a GPU, and how
-strongly. `cotenant ps` and `cotenant doctor` show it.
+"""Finds what would enforce each property of a share (GPU time, SMs, memory, bandwidth, isolation of faults) on a GPU,
+and how strongly. `cotenant ps` and `cotenant doctor` show the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Found:
 
 
 def find(gpu: Gpu, folder: Path) -> Found:
-    """Examine this machine without an agent. As root, this creates a control group, tries to limit it, and removes it.
+    """Examine this machine; no agent needs to run. As root, this creates a control group, tries to limit it, and
+    removes it.
     """
     memory = prospect(detect(device_of(gpu), gpu))
     return Found(memory, find_mps(gpu, folder), Slices(folder).refusal(gpu))
@@ -73,13 +74,15 @@ def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
 
 
 def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
-    """For each property of a share (time, SMs, memory, bandwidth, isolation of faults), find the mechanism of shared
-    GPUs that enforces it most strongly on this machine, and what prevents stronger enforcement.
+    """For each property of a share (time, SMs, memory, bandwidth, isolation of faults), compare the mechanisms that let
+    several tenants share a GPU: find which of them enforces the property most strongly on this machine, and what
+    prevents stronger enforcement.
     """
     shared = [name for name in names(Use.TENANT) if not MECHANISMS[name].capabilities.exclusive]
     for each in zip(*(under(name, found) for name in shared), strict=True):
         best = min(range(len(each)), key=lambda index: each[index].by.rank)
-        # if the hardware enforces the property, no other mechanism could be stronger, so their obstacles do not matter
+        # if the hardware enforces the property, no other mechanism could enforce it more strongly, so it does not
+        # matter what prevents the other mechanisms from that
         relevant = (each[best],) if each[best].by.at_least(Strength.HARDWARE) else each
         obstacles = dict.fromkeys(text for other in relevant for text in other.obstacles)
         yield shared[best], replace(each[best], obstacles=tuple(obstacles))

@@ -1,4 +1,4 @@
-"""The list of all mechanisms. Configuration, command line and fleet take the names that they accept from it."""
+"""The list of all mechanisms. Its names are those that the configuration, the command line and the fleet accept."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class Slices(Mechanism):
         return ""
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """Open the control of time slices, which on the software GPU compiles a library."""
+        """Open the interface that sets the GPUs' time slices. For the software GPU, a library may have to be compiled
+        first, which is slow.
+        """
         for gpu in gpus:
             device_of(gpu).channel_controls()
 

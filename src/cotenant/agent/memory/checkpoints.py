@@ -1,9 +1,9 @@
 """Moves tenants and other programs off their GPUs and back by the CUDA driver's checkpoint.
 
-To move a tenant off, all its processes are locked, then all are checkpointed; if one fails, this is undone. To move it
-back, all processes are restored, then all are unlocked. That begins only when enough GPU memory is free, because the
-driver does not survive a restore without enough memory. An agent that restarts takes over what its predecessor had
-checkpointed.
+To move a tenant off, all its processes are locked, then all are checkpointed. If the driver fails to lock or checkpoint
+one of them, the others are restored and unlocked. To move a tenant back, all its processes are restored, then all are
+unlocked. A restore begins only when enough GPU memory is free, because the driver does not survive a restore without
+enough memory. An agent that restarts takes over what its predecessor had checkpointed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Checkpoints:
         self._wishes: set[asyncio.Task[None]] = set()
 
     async def still(self, tenant: Tenant, timeout_s: float) -> None:
-        """Grant the tenant no more turns, and wait until its present turn has ended. Raises WorkError."""
+        """Grant the tenant no more turns, and wait until its present turn has ended. If that takes longer than
+        `timeout_s`, the tenant may have turns again and WorkError is raised.
+        """
         broker = self._broker
         broker.suspend(tenant)
         deadline = time.monotonic() + timeout_s
@@ -90,7 +92,7 @@ class Checkpoints:
         self._parked.under_way[name] = parked
         began = time.monotonic()
         try:
-            # saved before the checkpoint, so that a restarted agent knows which processes may be checkpointed
+            # saved before the checkpoint, so that a restarted agent knows which processes it may find checkpointed
             if not self._state.save_now():
                 raise CheckpointError("the agent cannot save its state: its folder is full or read-only")
             await self._whole.checkpoint(keys, size, timeout_s)
@@ -144,7 +146,8 @@ class Checkpoints:
             await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        # the restore is counted without its time, because Residency counts the time of the whole switch of tenants
+        # the restore is counted without its time: residency.py counts the time of the whole switch of tenants, of which
+        # this restore is a part
         self._residents.count(tenant.name).add_whole(parked.size, out=False)
         self._parked.rows.pop(tenant.name, None)
         self._state.save_now()
@@ -166,13 +169,15 @@ class Checkpoints:
                 self._settling[parked.name] = asyncio.get_running_loop().create_task(self._settle(parked))
 
     async def settled(self, name: str) -> None:
-        """Wait until it is known in which state the previous agent left the processes of this name."""
+        """Wait until this agent has found in which state the previous agent left the processes of a tenant, or of the
+        process that the name `pid:N` means.
+        """
         if name in self._settling:
             await asyncio.wait({self._settling[name]})
             self._settling.pop(name, None)
 
     async def _settle(self, parked: Parked) -> None:
-        """Find by the driver whether the processes of a row of the state file are really checkpointed."""
+        """Ask the driver whether the processes of a row of the state file are really checkpointed."""
         still = await self._whole.settle(parked)
         if self._parked.rows.get(parked.name) is not parked:
             return

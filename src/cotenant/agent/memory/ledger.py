@@ -1,9 +1,10 @@
 """Counts GPU memory by tenant: memory is reserved before it is allocated, and committed afterwards. When a process
 ends, its memory is not counted any more.
 
-The ledger only counts; the shim reports what the driver allocated, by family (pools, VMM handles, contexts, ...). It
-counts by GPU and by process, so that the processes of a tenant share one limit, and what a process held is returned
-when it ends. A process is identified by the number of its connection to the agent.
+The ledger only counts; the shim reports what the driver allocated, by family (pools, VMM handles, contexts, ...). The
+ledger has a sum for each tenant and GPU, since the processes of a tenant share one limit. It also has sums for each
+process, which are subtracted when the process ends. A process is identified by the number of its connection to the
+agent.
 """
 
 from __future__ import annotations

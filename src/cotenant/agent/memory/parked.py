@@ -1,6 +1,6 @@
 """The table of parked tenants and programs, which is also in the state file.
 
-Parked means: suspended, with its GPU memory in host memory.
+A parked tenant or program is suspended, and the contents of its GPU memory are kept in host memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Parked:
     """A parked tenant or program (named `pid:N`), and what is needed to resume it."""
 
     name: str
-    # which part moved the memory off the GPU: swap: the shim in the tenant's processes; checkpoint: the driver
+    # "swap": the shim in the tenant's processes moved the memory off the GPU; "checkpoint": the driver did
     method: str
     gpus: tuple[str, ...]
     size: int  # number of bytes of GPU memory that parking freed
@@ -83,8 +83,8 @@ class ParkedTable:
 
 
 def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
-    """Return the tenants in the order in which they are suspended, with their GPU memory moved to host memory, to make
-    space: lowest priority first; of equal priority, first those whose processes swap their own memory.
+    """Sort tenants in the order in which they are parked when a GPU must be freed: lowest priority first; of equal
+    priority, first those whose processes swap their own memory.
     """
     rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
     return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

@@ -1,4 +1,5 @@
-"""Parks tenants and other CUDA programs (suspends them, with their GPU memory in host memory), and resumes them.
+"""Parks tenants and other CUDA programs (suspends them and keeps the contents of their GPU memory in host memory), and
+resumes them.
 
 The processes of a tenant with `oversubscribe: swap` or `managed` swap their own memory, which is fast and keeps their
 contexts. All other programs are checkpointed completely by the driver (`checkpoints.py`).
@@ -91,8 +92,9 @@ class Parking:
     # -- resuming --------------------------------------------------------------------------------------------------
 
     async def resume(self, name: str, gpu: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Resume a parked tenant or program, on `gpu` if given. If that fails, it stays parked. Raises InputError,
-        WorkError.
+        """Resume a parked tenant or program, on `gpu` if given. Raises InputError if it is not parked or cannot be
+        resumed on `gpu`; WorkError if it is being parked or resumed already, or if restoring its memory failed: then it
+        stays parked.
         """
         await self._checkpoints.settled(name)
         with self._alone(name):
@@ -153,8 +155,8 @@ class Parking:
     # -- for schedulers --------------------------------------------------------------------------------------------
 
     async def preempt(self, names: list[str], gpu: str | None, free_bytes: int | None) -> dict[str, Any]:
-        """Free a GPU for a scheduler: park the named tenants, or on `gpu` as many tenants as needed, lowest priority
-        first.
+        """Free GPU memory for a scheduler: park the named tenants in this order, or, without names, the tenants on
+        `gpu`, lowest priority first. Ends when `free_bytes` bytes have been freed; None: parks all of them.
         """
         began = time.monotonic()
         if not names:

@@ -173,7 +173,7 @@ class Residency:
         began = time.monotonic()
         try:
             if self._parked.checkpointed_bytes(tenant.name) is not None:
-                # the driver restores all contents of a checkpoint at once, so the space must be free before
+                # the driver restores all contents of a checkpoint at once, so the space must be free before it begins
                 went = await self._all_out(plan, gpu, flow)
                 came = went and await self._all_in(tenant, gpu, flow)
             else:
@@ -326,7 +326,7 @@ class Residency:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task that moves memory or waits for it; exceptions are logged."""
+        """Start a task that moves tenants' memory, or that waits for space on a GPU; exceptions are logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

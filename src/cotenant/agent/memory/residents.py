@@ -34,8 +34,8 @@ class Residents:
         # UUID of a GPU -> the switch of memory between tenants that is in progress
         self.switching: dict[str, Switch] = {}
         self.last_move_ns = dict.fromkeys(self.gpus, 0)  # UUID of a GPU -> duration of its last switch of memory
-        # GPU -> how many evictions of each tenant are in progress; such a tenant gets no turn, because its processes
-        # would return the turn at once and request another one
+        # UUID of a GPU -> for each tenant, how many evictions of it are in progress. A tenant that is being evicted
+        # gets no turn: its processes return a turn at once if their memory is not on the GPU, and request another one.
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # connections (by number) whose process did not answer an order
         # name of a tenant that could not be restored -> time until the next attempt to restore it
@@ -117,8 +117,8 @@ class Residents:
         return 0 if entry is None else device_of(entry).context_bytes
 
     def _uncharged_bytes(self, tenant: Tenant, gpu: str) -> int:
-        """Estimated memory of those of a tenant's contexts for which nothing is charged: by default all contexts on the
-        software GPU.
+        """Estimated memory of a tenant's CUDA contexts for which the ledger has no charge. By default the ledger has
+        none for any context on the software GPU.
         """
         made = [s for s, slot in tenant.slots_on(gpu) if s.page.slots[slot].contexts]
         return CONTEXT_BYTES * sum(not self._ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)

@@ -36,8 +36,9 @@ class SpaceMaker:
         self._residency.start(self._answer(session, slot, sequence, size, flags))
 
     async def _answer(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
-        """Make space and answer the process. Memory that cannot be swapped, such as a context, gets space at once; for
-        other memory the process is refused if it must wait for its tenant's next turn.
+        """Make space and answer the process. For memory that it needs before its tenant's next turn, such as a context,
+        space is made at once (flag NOW). Other memory can wait: while the tenant is parked, or the GPU's turn is
+        another tenant's or paused, the answer is DENIED, and space is made when the tenant's next turn begins.
         """
         gpu, tenant = session.slots[slot], session.tenant
         now, size = bool(flags & MoveFlag.NOW), min(size, 1 << 62)
@@ -78,10 +79,12 @@ class SpaceMaker:
         *,
         hold_off: bool,
     ) -> str | None:
-        """Call `attempt` until it returns no error, `worth_it` returns False, or `patience_s` has passed; returns its
-        last error. `hold_off`: meanwhile, suspend every swappable tenant, except `tenant`, that has a turn on the GPU.
-        A turn may go on for as long as no other tenant waits for a turn. `tenant` waits for space instead, so without
-        the suspension the turn of another tenant might never end.
+        """Call `attempt`, which makes space for `tenant`, until it returns no error, `worth_it` returns False, or
+        `patience_s` has passed. Returns its last error, or None.
+
+        A tenant cannot be evicted during its turn, and a turn may go on for as long as no other tenant requests one.
+        `tenant` requests only space, so another tenant's turn might never end. With `hold_off`, the other swappable
+        tenants that have a turn on the GPU are therefore suspended until this method returns.
         """
         held_off = set[str]()
         deadline = time.monotonic() + patience_s

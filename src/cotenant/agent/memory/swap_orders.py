@@ -16,7 +16,8 @@ from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
 
 EVERYTHING = 1 << 62
-SLOWEST_BPS = 0.2e9  # a process that swaps more slowly than this is treated as one that does not answer
+# bytes per second; a process that swaps more slowly than this is treated as one that does not answer
+SLOWEST_BPS = 0.2e9
 
 
 @dataclass

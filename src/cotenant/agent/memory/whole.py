@@ -22,7 +22,9 @@ from cotenant.devices.registry import device_of
 
 LOG = logging.getLogger(__name__)
 
-SLOWEST_BPS = 0.4e9  # a slower checkpoint or restore is treated as stalled; rates of 1.8e9 and 4.3e9 were measured
+# Bytes per second. A slower checkpoint or restore is treated as stalled. Measured were 1.8e9 for a checkpoint and 4.3e9
+# for a restore.
+SLOWEST_BPS = 0.4e9
 FREE_WITHIN_S = 3.0
 SETTLE_WITHIN_S = 30.0
 
@@ -124,7 +126,9 @@ class WholeProcesses:
     # -- checkpoint ------------------------------------------------------------------------------------------------
 
     async def checkpoint(self, keys: tuple[ProcessKey, ...], size: int, timeout_s: float) -> None:
-        """Lock all processes, then checkpoint all. If one fails, undo that and raise CheckpointError."""
+        """Lock all processes, then checkpoint all. If the driver fails to lock or checkpoint one of them, restore those
+        already checkpointed, unlock all, and raise CheckpointError.
+        """
         locked: list[ProcessKey] = []
         done: list[ProcessKey] = []
         try:
@@ -170,8 +174,11 @@ class WholeProcesses:
             raise WorkError(f"{parked.name} cannot be brought back: {error}") from None
 
     async def _restore_one(self, key: ProcessKey, limit_s: float, onto: list[str]) -> None:
-        """Restore a process, on other GPUs if `onto` says so, with the first GPU map that the driver accepts. Which
-        GPUs a map must list depends on what the process sees; the driver refuses a wrong map without effect.
+        """Restore a process. `onto`: UUIDs of its old and its new GPU in hex; empty: it stays on its GPU.
+
+        For a restore onto another GPU, the driver needs a map that says which GPU replaces which. Which GPUs the map
+        must list depends on which GPUs the process sees, so the kinds of maps in MAPS are tried in order: the driver
+        refuses a wrong map without effect.
         """
         faults = []
         for number, kind in enumerate(MAPS if onto else ("",)):
@@ -191,7 +198,9 @@ class WholeProcesses:
         raise CheckpointError("; ".join(faults))
 
     async def _wait_for_memory(self, gpu: str | None, size: int) -> None:
-        """Wait until the driver reports `size` bytes free, which takes a moment after an eviction. Raises WorkError."""
+        """Wait until the driver reports `size` bytes of a GPU as free, which takes a moment after an eviction. Raises
+        WorkError if it does not within FREE_WITHIN_S.
+        """
         deadline = time.monotonic() + FREE_WITHIN_S
         kind = next((device_of(each) for each in self._devices if each.uuid == gpu), None)
         while kind is not None and gpu is not None:

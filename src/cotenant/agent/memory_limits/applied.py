@@ -59,16 +59,21 @@ class Applied:
             raise
 
     def used_bytes(self, group: Path, gpu: Gpu) -> int:
-        """Return how much memory the processes of a control group use on a GPU. Raises OSError."""
+        """Return how much memory the processes of a control group use on a GPU. Raises OSError if the driver does not
+        report it.
+        """
         return self._card(gpu).memory_limits(group).used_bytes
 
     def reported(self, group: Path, gpu: Gpu) -> int:
-        """Return the hard limit of a control group that the driver reports for a GPU. Raises OSError."""
+        """Return the hard limit of a control group that the driver reports for a GPU. Raises OSError if the driver
+        does not report it.
+        """
         return self._card(gpu).memory_limits(group).hard_bytes
 
     def below(self, hierarchy: Hierarchy, group: Path, gpu: Gpu) -> Iterator[Path]:
         """Groups below `group` that have a limit of their own. The driver charges a process's memory only to the
-        nearest group with a limit, so processes in these groups do not count for `group`. Raises OSError.
+        nearest group with a limit, so processes in these groups do not count for `group`. Raises OSError
+        if the driver does not report a limit.
         """
         card = self._card(gpu)
         for each in hierarchy.groups(group):

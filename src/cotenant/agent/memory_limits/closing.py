@@ -39,7 +39,9 @@ class _Closing:
 
 
 class Closings:
-    """The control groups that wait until they are empty."""
+    """The control groups of ended tenants that are not closed yet. A group is closed when it has no processes any
+    more: its limits are cleared, and it is removed if the agent made it.
+    """
 
     def __init__(self, applied: Applied, hierarchy: Callable[[tuple[Gpu, ...]], Hierarchy]) -> None:
         self._applied, self._hierarchy = applied, hierarchy
@@ -92,7 +94,8 @@ class Closings:
 
     def _busy(self, hierarchy: Hierarchy, each: _Closing) -> bool:
         """Return whether processes are left in a control group. In a group that the agent did not make, only processes
-        that use the GPU count, because the group continues to exist. Raises OSError.
+        that use the GPU count, because the group continues to exist. Raises OSError
+        if the processes cannot be read.
         """
         path = each.group.path
         if each.group.made:

@@ -73,8 +73,9 @@ class MemoryLimits:
         find: Callable[[Gpu], Detected] = find,
         card: Callable[[Gpu], Card] = card_of,
     ) -> None:
-        """`folder`: the agent's folder; names of groups that the agent creates begin with its hash. `save` writes to
-        the state file at once which groups tenants have, and which groups of ended tenants are not closed (`closing`).
+        """`folder`: the agent's folder; a hash of its path is part of the names of the control groups that the agent
+        creates. `save` writes the state file at once. That file lists the control groups of tenants, and those of ended
+        tenants that are not closed yet (`closing`).
         """
         self._find, self._save = find, save
         self._mark, self._registry = mark_of(folder), registry
@@ -222,8 +223,8 @@ class MemoryLimits:
                 self._applied.set(tenant.held.path, gpu, None)
 
     def rest(self, tenant: Tenant) -> None:
-        """Release the control group of a tenant that stays without processes, if the agent did not make it: the group
-        may live on, and would keep the limit.
+        """Release the control group of a registered tenant whose last process has ended, if the agent did not make the
+        group: other programs may use such a group next, and must not get the limit.
         """
         if tenant.held is not None and not tenant.held.made:
             self.end(tenant)
@@ -288,7 +289,9 @@ class MemoryLimits:
     # -- one group -------------------------------------------------------------------------------------------------
 
     def _group_of(self, tenant: Tenant, pid: int, before: ControlGroup | None) -> ControlGroup:
-        """Find or create the control group of a tenant, and move the process there. Raises NoGroupError, OSError."""
+        """Find or create the control group of a tenant, and move the process there. Raises NoGroupError if the tenant
+        cannot have a group of its own or the process cannot be in it, OSError if the kernel refuses a step.
+        """
         hierarchy = hierarchy_of(tenant.gpus)
         if before is not None and before.path.exists():
             if before.made:

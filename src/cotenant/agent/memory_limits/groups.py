@@ -93,7 +93,7 @@ def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
 
 
 def _bounds(name: str, text: str) -> bool:
-    """Whether the contents of a control group's file state a limit."""
+    """Return whether `text`, the contents of a control group's file `name` (one of BOUNDS), sets a limit."""
     if name == "cpu.max":  # the quota comes first in cpu.max, and the period follows
         return text.split()[:1] != ["max"]
     # io.max and dmem.max have a line for each device, which begins with the device's name

@@ -64,7 +64,8 @@ class Watch:
         self.faults: dict[Key, str] = {}
         self._inside: dict[Path, dict[int, ProcessKey]] = {}
         self._outside: set[tuple[str, ProcessKey]] = set()  # (tenant, process outside its group) already reported
-        self._elsewhere: dict[str, set[ProcessKey]] = {}  # launchers of a tenant that joined from other groups
+        # name of a tenant -> processes that may be outside its control group, with their descendants (see `elsewhere`)
+        self._elsewhere: dict[str, set[ProcessKey]] = {}
 
     async def run(self) -> None:
         """Check the memory limits once a second as long as the agent runs."""
@@ -88,7 +89,9 @@ class Watch:
             self._warn(tenant, text)
 
     def elsewhere(self, tenant: Tenant, pid: int) -> None:
-        """Record that a launcher joined the tenant from another group, where its processes stay."""
+        """Record that a process of a tenant and its descendants may be outside the tenant's control group: a launcher
+        that could not be moved into the group, or a process that starts another tenant.
+        """
         self._elsewhere.setdefault(tenant.name, set()).add(processes.key_of(pid))
 
     def forget(self, tenant: Tenant) -> None:

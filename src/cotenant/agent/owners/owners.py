@@ -62,10 +62,11 @@ class Owners:
         return list(self._tenants.get((kind, id_), ()))
 
     def tenant_of(self, pid: int, token: str) -> Tenant | None:
-        """The tenant of a process, found by its pod or job; None if it is in none, or in one without tenants.
+        """The tenant of a process, found by its pod or job. None if the process belongs to no pod or job, or to one
+        that has no tenants and for whose announcement the process need not wait.
 
-        Raises NotYetError if the process must wait until its pod or job is announced, BadMessageError if the pod has
-        several tenants and it is not known to which container the process belongs.
+        Raises NotYetError if the process must wait until its pod, job or container is announced, BadMessageError if the
+        pod has several tenants and it is not known to which container the process belongs.
         """
         place = self.locate(pid)
         if place is None:
