@@ -40,8 +40,8 @@ def bench_swap() -> dict[str, Any]:
 
 
 def many_moves() -> dict[str, Any]:
-    """Move 256 MiB thousands of times and check the contents after each move: 1000 out, 1000 in, 500 in both
-    directions."""
+    """Move 256 MiB 2,000 times: 500 moves out and 500 in, then 500 exchanges of one tenant for another. Contents are
+    checked after each pair of moves and each exchange."""
     return swap.measure(max(2 << 20, GIB // 4), 500, gpus=GPU, park=False, progress=say)
 
 
