@@ -89,7 +89,7 @@ class Comparison:
         return pl.DataFrame(rows, infer_schema_length=None)
 
     def report(self, height: int = FRAME_HEIGHT) -> Report:
-        """Return the page with tables and charts, inside the notebook, `height` pixels high."""
+        """Return the page with tables and charts. A notebook shows it in a frame that is `height` pixels high."""
         return Report(build_page(self._runs, self._title, self._baseline), height)
 
     def write_page(self, path: str | Path) -> None:
@@ -182,7 +182,9 @@ def simulate(
 
 
 def read_record(folder: str | Path) -> SimulatedRun:
-    """Read a run that `simulate`, a sweep or the fleet has written. Raises InputError if the folder contains no run."""
+    """Read a run that was written by `simulate`, by `cotenant sweep` or by the training runtime (`cotenant fleet`).
+    Raises InputError if the folder contains no run.
+    """
     return SimulatedRun(read(folder))
 
 

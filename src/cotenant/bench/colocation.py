@@ -100,7 +100,9 @@ class Series:
     def add(
         self, alone: dict[str, Any], native_rate: float, beside: dict[str, Any], rate: float, block_s: float
     ) -> None:
-        """Add a block of LS alone and one together with BE, which have the same arrivals, and the rates of BE."""
+        """Add the results of a block of LS alone and of a block of LS together with BE, which have the same arrivals.
+        `native_rate` and `rate`: units of BE work per second without LS and together with it.
+        """
         begin = len(self.alone_ms)
         self.alone_ms += alone["latency_ms"]
         self.beside_ms += beside["latency_ms"]
@@ -207,7 +209,7 @@ class Plan:
     copy: bool = False
     changes: dict[str, Any] = field(default_factory=dict)  # co-location settings that replace those of the scheme
     ls_class: str = "unknown"  # the work class that the latency-sensitive service reports to the agent
-    be_kernels: str = ""  # compiled profile of the loads' kernels; empty: the defaults of `known_work`
+    be_kernels: str = ""  # compiled profile of the BE loads' kernels; empty: use the facts that `known_work` returns
     progress: Callable[[str], None] = lambda text: None
 
 

@@ -1,8 +1,9 @@
 """`cotenant bench budget`: how much best-effort (BE) work may overlap with a latency-sensitive (LS) service.
 
-The benchmark keeps an LS-activity flag of the GPU's LS gate set all the time, as if LS work never paused. BE work
-therefore runs only as the setting `overlap` of scheme tidal allows: one launch at a time, for a part of the time, on a
-part of the SMs. `choose_budget` chooses the setting from the measured slowdowns.
+BE launches wait at the GPU's LS gate while an LS-activity flag is set there. The benchmark keeps such a flag set all
+the time, as if LS work never paused. BE work therefore runs only as the setting `overlap` of scheme tidal allows: one
+launch at a time, for a part of the time, on a part of the SMs. `choose_budget` chooses the setting from the measured
+slowdowns.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ def bytes_moved(load: str) -> int:
 def measure(
     gpus: str, wanted: Budget, found: dict[str, Any] | None = None, progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Return rows {be_sms, overlap, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget`
-    chosen from them: the largest bandwidth of best-effort (BE) work with which the median service time stays within
-    `tolerated` times the median without BE work. `found` gets each row when it is measured.
+    """Return the measured `rows` {be_sms, overlap, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and
+    the `budget`: the CurvePoint, a row or a point between two rows, at which best-effort (BE) work has the largest
+    bandwidth while the median service time stays within `tolerated` times the median without BE work. `found` gets each
+    row when it is measured.
     """
     found = {} if found is None else found
     rows: list[dict[str, Any]] = []

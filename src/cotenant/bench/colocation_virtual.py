@@ -1,4 +1,6 @@
-"""`cotenant bench colocation --gpus virtual`: simulate the comparison from kernel profiles, in virtual time."""
+"""`cotenant bench colocation --gpus virtual`: compares the co-location schemes by simulation from kernel profiles, in
+virtual time.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ def measure(
                 [1.0],
                 [found.be_work_ns / end_ns],
                 sum(k.duration_ns for k in job.be) / len(job.be) / 1e6,
-                [(0, len(arrivals))],  # one range with all requests, since the simulated host is never paused
+                # the requests of blocks in which the host never paused: all, since the simulated host never pauses
+                [(0, len(arrivals))],
             )
             row = rows[scheme.name][name] = summary(series)
             progress(said(scheme.name, name, row))

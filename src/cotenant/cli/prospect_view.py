@@ -16,8 +16,9 @@ PROMISE, BY = 12, 10  # widths of the first two columns: the property of a share
 def print_promises(
     console: Console, gpu: dict[str, Any], rows: list[dict[str, Any]], *, obstacles: bool = False
 ) -> None:
-    """Print a GPU and a line for each of its rows (of `row_of` in agent/mechanisms/prospects.py). `obstacles`: also
-    print what prevents stronger enforcement."""
+    """Print a GPU, and for each property of a share a line that says what enforces it there. `rows`: these properties,
+    as `row_of` in agent/mechanisms/prospects.py describes them. `obstacles`: also print what prevents stronger
+    enforcement."""
     console.print(f"GPU {gpu['index']}: {gpu['name']}, {gpu['uuid']}", style="bold", soft_wrap=True)
     console.print(f"{'  promise':<{PROMISE}}{'by':<{BY}}how", style="dim")
     for row in rows:

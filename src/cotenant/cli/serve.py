@@ -104,7 +104,7 @@ def serve(
 def _models(
     path: str, http: str | None, grpc: str | None, agent: Path | None, logs: Path | None, unused: Mapping[str, object]
 ) -> ModelServer:
-    """Create the server of the language models of a models file, which also serves the services of the same file."""
+    """Create the server of the language models of a models file. This server also serves the file's services."""
     from cotenant.core.errors import InputError
     from cotenant.serving.config.models import read_models
     from cotenant.serving.llm.server import ModelOptions, ModelServer

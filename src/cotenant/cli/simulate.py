@@ -174,8 +174,8 @@ def finish_up(
     extra: dict[str, Any] | None = None,
     beside: Sequence[Record] = (),
 ) -> None:
-    """Write summaries and files of a finished run. The table and the page compare the run with the records in
-    `beside`."""
+    """Print the figures of a finished run, and write the files `html` (a report page) and `jct_csv` if they are given.
+    The printed table and the page also show the runs in `beside`, for comparison."""
     from cotenant.core.metrics.summary import Analysis
     from cotenant.core.units import counted
 
@@ -216,7 +216,9 @@ def finish_up(
 
 
 def write_jct(record: Record, jct_s: Any, path: Path) -> None:
-    """Write job,jct_s for every job in trace order; empty for jobs that did not finish."""
+    """Write a CSV file with the columns job,jct_s and one row per job, in the order of the trace. `jct_s` is empty for
+    a job that did not finish.
+    """
     import math
 
     from cotenant.core.files import atomic_file

@@ -33,8 +33,8 @@ def run_elastic_policy(
     label: str | None,
     quiet: bool,
 ) -> tuple[Record, Outcome]:
-    """Read trace and cluster and simulate an elastic policy. `job_options`: the options of job policies that were
-    given. Most do not apply to elastic policies and are refused.
+    """Read trace and cluster and simulate an elastic policy. `job_options`: the values of all options of job policies.
+    An option that was given but does not apply to elastic policies, as most do not, is refused.
     """
     from cotenant.cli.progress import jobs_progress, say_compiling, say_inputs
     from cotenant.policy.elastic.registry import find_elastic

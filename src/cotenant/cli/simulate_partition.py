@@ -32,8 +32,8 @@ def run_policy(
     label: str | None,
     quiet: bool,
 ) -> Run:
-    """Read trace and cluster and simulate a partition policy. `job_options`: the options of job policies that were
-    given. Most do not apply to partition policies and are refused.
+    """Read trace and cluster and simulate a partition policy. `job_options`: the values of all options of job policies.
+    An option that was given but does not apply to partition policies, as most do not, is refused.
     """
     from cotenant.cli.progress import jobs_progress, say_inputs
     from cotenant.policy.mig.decide import POLICIES
@@ -82,8 +82,8 @@ def run_others(
     partition_options: PartitionOptions,
     job_options: dict[str, Any],
 ) -> list[Run]:
-    """Simulate the policies of `--against` on the same input, without writing records. The policy static uses its best
-    layout.
+    """Simulate the policies of `--against` on the same input, without writing records. The policy static uses the MIG
+    layout with which the mean job completion time is lowest.
     """
     from cotenant.policy.mig.decide import POLICIES
 

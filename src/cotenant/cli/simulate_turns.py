@@ -107,12 +107,14 @@ def sliced(loads: list[Load], classes: dict[str, str], seconds: float) -> dict[s
 
 
 def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: float) -> dict[str, Any]:
-    """Simulate the loads for `seconds` of virtual time, in which the agent grants one tenant at a time a turn.
+    """Simulate the loads for `seconds` of virtual time. A tenant runs kernels only in a turn, a time slice that the
+    agent grants to one tenant at a time.
 
     For each tenant: `turn_share` and `work_share` (fractions of the time in which it had the turn, and in which its
-    kernels ran), `turns`, `longest_wait_s` (for a turn, including one that did not come), `moves` and `moved_bytes`
-    (both directions). `moving_share` is the fraction of the time spent on moves. Raises InputError if a tenant does not
-    fit on the card.
+    kernels ran), `turns`, `longest_wait_s` (for a turn, including one that did not come), `moves` (how often memory was
+    moved between GPU and host so that the tenant's turn could begin) and `moved_bytes` (bytes of these moves, in both
+    directions). `moving_share` is the fraction of the time spent on moves. Raises InputError if a tenant does not fit
+    on the card.
     """
     from cotenant.core.errors import InputError
     from cotenant.sim.shares.engine import TokenEngine

@@ -15,8 +15,9 @@ BAR = 16
 
 
 def share_bar(got: float | None, request: float, limit: float, sms: dict[str, int] | None = None) -> Text:
-    """Return a bar that shows a tenant's actual share of its GPU. A mark shows the request; the part above the limit is
-    shaded. A tenant without turns has no bar, but the SMs that it may use, if they are known (`sms`).
+    """Return a bar that shows a tenant's actual share of its GPU, `got`. A mark shows the request; the part above the
+    limit is shaded. If the share is not measured (`got` is None), return a text instead of a bar: the SMs that the
+    tenant may use, if they are known (`sms`).
     """
     if got is None:
         return Text((sms_text(sms) or "not gated").ljust(BAR), style="dim")
@@ -72,7 +73,7 @@ def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
         return Text("◦ waits", style="yellow")
-    # a tenant that takes no turns has no measured use, so it is not known whether it is idle
+    # if the tenant's share is not measured (`got` is None), it is not known whether the tenant is idle
     at_once = share["got"] is None
     return Text("idle" if tenant["state"] == "running" and not at_once else tenant["state"], style="dim")
 

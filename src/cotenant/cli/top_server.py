@@ -126,7 +126,7 @@ def screen(
 
 
 def _services(status: dict[str, Any], width: int | None) -> tuple[Table, list[str]]:
-    """Return the table of services in at most `width` columns, and the heads that it leaves out."""
+    """Return the table of services, at most `width` characters wide, and the heads of the columns that are left out."""
     from rich.table import Table
     from rich.text import Text
 

@@ -23,8 +23,8 @@ Text = str | None
 
 
 def _load(spec: str, options: TraceOptions, *, lengths: bool = True) -> tuple[Trace, dict[str, float]]:
-    """Return the trace, and the iteration times of the built-in profiles. Models are drawn for jobs only with `--split`
-    (the shares of image, language and speech models); otherwise jobs have the models that the trace states.
+    """Return the trace, and the iteration times of the built-in profiles. With `--split` (the shares of image, language
+    and speech models) the jobs are given models by these shares; without it they have the models that the trace states.
     """
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.workloads.jobs.select import load_trace

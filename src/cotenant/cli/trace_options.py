@@ -5,7 +5,8 @@
     @takes_cluster_options
     def simulate(..., trace_options: TraceOptions, cluster_options: ClusterOptions) -> None: ...
 
-A decorated command gets the options as one object under that name; the command line shows them one by one.
+A decorated command gets the options as one object, its parameter `trace_options` or `cluster_options`. The command line
+shows the options one by one.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
-    """Make a pydantic validator of a parser in core/units.py or the like. The parser's InputError becomes the
-    validation error."""
+    """Return a pydantic validator that replaces a value by `parse(value)`; `parse` is for example `parse_seconds` of
+    core/units.py. An InputError of `parse` becomes the validation error."""
 
     def convert(value: Any) -> Any:
         try:

@@ -32,7 +32,7 @@ class Reason(IntEnum):
     IN_ORDER = 5  #: the job was next in the policy's order
     RESERVED = 6  #: the job had waited longer than the reservation time, so it went first
     GAVE_WAY = 7  #: the job returned CPU and memory above its proportional share, which other jobs needed
-    GOT_IDEAL = 8  #: CPU and memory for its ideal speed became free
+    GOT_IDEAL = 8  #: enough CPU and memory became free to give the job as much as it can use
     REPLACED = 9  #: all jobs were placed on the cluster again in this round
     OUTRANKED = 10  #: jobs earlier in the policy's order took the job's GPUs
     DONE = 11

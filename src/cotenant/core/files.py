@@ -22,7 +22,9 @@ def cannot_write(path: str | Path, error: OSError) -> InputError:
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Whether `path` is a pipe or device, which a renamed file would replace."""
+    """Whether `path` is a pipe or device. It must be written directly: a temporary file that is renamed to `path` would
+    replace the pipe or device.
+    """
     found = Path(path)
     return found.exists() and not found.is_file()
 

@@ -97,8 +97,8 @@ ALIASES: dict[str, str] = {
     # The openb trace does not say which GPU models its names stand for. GPUs of similar size are used for them, so that
     # the trace can be simulated.
     "G2": "A10", "G3": "A100-80GB",
-    # Alibaba's trace of 2026 does not say either which GPU models its names stand for. Models that the trace does not
-    # contain are used for them.
+    # Two names in Alibaba's trace of 2026 also do not say which GPU models they stand for. For each, a model is used
+    # that the trace does not contain otherwise.
     "GPU-series-1": "L40S", "GPU-series-2": "H20",
     # export variants of GPUs: the same chip and memory, with less bandwidth between GPUs
     "A800-SXM4-80GB": "A100-80GB", "H800": "H100-80GB",

@@ -1,4 +1,4 @@
-"""Reading of JSON files that people write: duplicate keys are refused, and errors have their line."""
+"""Reading of JSON files that people write. Duplicate keys are refused, and a syntax error is reported with its line."""
 
 from __future__ import annotations
 

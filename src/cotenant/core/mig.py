@@ -24,7 +24,8 @@ from cotenant.core.mig_tables import GIB, TABLES
 class SliceProfile:
     """A kind of instance on one GPU: `kind` (7g, 4g, 3g, 2g, 1g+, 1g), full `name`, memory and SMs (None: unknown).
 
-    `most`: largest number of such instances on a GPU; `engines`: video decoders and optical flow units of an instance.
+    `1g+` is a 1g with twice the memory. `most`: largest number of such instances on a GPU; `engines`: video decoders
+    and optical flow units of an instance.
     """
 
     kind: str

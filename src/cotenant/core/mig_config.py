@@ -54,8 +54,9 @@ class Rule:
         return found
 
     def models(self) -> tuple[list[str], str]:
-        """Return the catalog models that support the rule, and why a model that the rule names does not support it
-        (otherwise empty).
+        """Return the models of the catalog that support the rule, and a reason, which may be empty. If the rule names
+        models by `pci_ids`, the reason says why one of them does not support the rule; otherwise, that no model of the
+        catalog does.
         """
         named = None if self.pci_ids is None else [PCI_MODELS.get(i >> 16, "") for i in self.pci_ids]
         fit, why = [], ""

@@ -21,9 +21,9 @@ Floats = NDArray[np.float64]
 class Grant:
     """A job's share of the cluster: on node `nodes[i]` it holds `node_gpus[i]` GPUs (below 1: a fraction of one GPU).
 
-    `cpus` (cores) and `memory_bytes` are totals over all nodes; `level`: number of the allotment of CPU and memory
-    (policy/jobs/allotment.py); `speed`: relative to the proportional share on the reference GPU; `reserved`: whether a
-    reservation started the job.
+    `cpus` (cores) and `memory_bytes` are totals over all nodes; `level`: number that selects these amounts, as
+    policy/jobs/allotment.py describes; `speed`: relative to the job's speed with CPU and memory in proportion to its
+    GPUs, on the GPU model to which the trace's times refer; `reserved`: whether a reservation started the job.
     """
 
     job: str
@@ -40,8 +40,8 @@ class Grant:
 class Snapshot:
     """Cluster and unfinished jobs at one moment; jobs are ordered by arrival.
 
-    `done[J]`: fraction of the work done, 0..1; `attained_s[J]`: run time so far in seconds; `last_run_s[J]`: time at
-    which the job last ran (its arrival if it never ran); `running`: grants of the running jobs.
+    Arrays with one element per job: `done`: fraction of the work done, 0..1; `attained_s`: run time so far in seconds;
+    `last_run_s`: time at which the job last ran (its arrival if it never ran). `running`: grants of the running jobs.
     """
 
     cluster: Cluster

@@ -28,7 +28,8 @@ BOARD_W: dict[str, float] = {
 }  # fmt: skip
 IDLE_PART, MOST_PART = 0.117, 1.02
 
-# Mean power of training a model on a V100, as a fraction of the range from idle (35 W) to the power limit (250 W).
+# Mean power of training a model on the V100 of the measurements, as a fraction of the range from its idle power (35 W)
+# to the most that it may draw (250 W).
 ACTIVITY: dict[str, float] = {
     "resnet-50": 0.87,  # 222 W
     "resnet50": 0.87,

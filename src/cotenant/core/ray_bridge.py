@@ -3,9 +3,9 @@
 It is separate, because Ray ends a process a minute after its cluster's head has died, and needs hundreds of megabytes.
 It keeps handles of actors by name and makes no decisions.
 
-Messages are pickled, on a socket. First the caller sends the address; the answer is "" or why it cannot be reached.
-`(number, op, *arguments)` is a call, `(number, outcome, value)` its answer; None, twice a second, is a heartbeat. The
-caller sends None before it closes the socket.
+Messages are pickled, on a socket. First the caller sends the address of the Ray cluster; the answer is "", or why the
+cluster cannot be reached. `(number, op, *arguments)` is a call, `(number, outcome, value)` its answer; None, twice a
+second, is a heartbeat. The caller sends None before it closes the socket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from cotenant.core import logs
 
 BEAT_S = 0.5
 NAMESPACE = "cotenant"
-# outcomes of a call to Ray; FAILED: the code of the actor raised an error
+# outcomes of a call to Ray; FAILED: the code of the actor raised an error; DEAD: the actor does not exist any more;
+# AWAY: the actor cannot be reached now, or Ray raised another error
 OK, FAILED, DEAD, AWAY = "ok", "failed", "dead", "away"
 
 

@@ -31,8 +31,8 @@ class Owners:
 
     def __init__(self, locate: Callable[[int], Place | None] = place_of) -> None:
         self.locate = locate
-        # kinds (pod, slurm) of which an owner is known or expected: a process of a pod or job of such a kind may
-        # connect before the pod or job is announced, and waits then
+        # "pod" if pods may be announced, "slurm" if jobs may; a process that connects before its pod or job is
+        # announced then waits for the announcement
         self.expected: set[str] = set()
         self._tenants: dict[tuple[str, str], list[Tenant]] = {}
         self._early: list[tuple[tuple[str, str], Session, bytes]] = []

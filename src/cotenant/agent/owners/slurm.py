@@ -30,7 +30,8 @@ from cotenant.core.units import parse_fraction, parse_memory
 MARK = "cotenant:"
 KEYS = ("request", "limit", "memory", "enforce-memory", "priority")
 FIELD = "--comment"
-# a word that is at least this similar to a key, such as cotennat or requets, is taken for a misspelling of it
+# a word that is at least this similar to `cotenant` or to a key, such as cotennat or requets, is taken for a
+# misspelling of it
 LIKE = 0.75
 UNFINISHED = "the prolog of this job has not finished: no share is held for it"
 
@@ -84,7 +85,8 @@ def _refuse_near_miss(word: str) -> None:
     """Raise InputError for a word that resembles a request. If it were ignored, the job would run without a limit.
 
     Such a word is `cotenant`, or contains `cotenant:` or `cotenant=` but not as a part of a path or of an image's name,
-    or contains `cotenant` and after it a key with a value, even if both are misspelt, as in `cotennat:requets=30%`.
+    or contains `cotenant` and after it KEY=VALUE. In the last case `cotenant` and the key may be misspelt, as in
+    `cotennat:requets=30%`.
     """
     if word.startswith(MARK):
         return
@@ -144,7 +146,9 @@ def start(environment: Mapping[str, str], folder: Path) -> str:
 
 
 def _as_written(error: InputError) -> InputError:
-    """An error of the agent, but with the key of the job's comment instead of an option, which the user did not write.
+    """Return the agent's error as it concerns the job's comment. The agent's error names an option of `cotenant run`,
+    such as `--request`, which the user did not write; the returned error names `--comment request=`, or no field if the
+    comment has no such key.
     """
     if error.field is None or error.field == FIELD:
         return error

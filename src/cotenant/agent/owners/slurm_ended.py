@@ -1,10 +1,11 @@
 """Detects Slurm jobs that have ended but whose epilog did not reach the agent, and releases their shares.
 
-A job runs as long as its cgroup has a process. With `PrologFlags=Contain` it has one from the prolog to the epilog. A
-job that has not been seen running may still be in its prolog, so its share is kept for longer.
+A job runs as long as its cgroup has a process. With `PrologFlags=Contain` the cgroup has one from the prolog to the
+epilog. So the share of a job without a process is released after PATIENCE_S; but if no process of the job has been seen
+yet, its prolog may still run, and the share is released only after PROLOG_S.
 
-A job whose file the epilog has removed has ended, even if Slurm runs it again by the same id: the new prolog writes the
-file before it requests a share.
+The epilog removes the job's file. So a job has ended if its share is held and its file is missing. A new run of the job
+by the same id cannot be taken for an ended one: its prolog writes the file before it requests the share.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from cotenant.agent.tenants.tenant import Tenant
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
-# a job without processes for this long has ended; in a shorter time its processes might not reconnect to a restarted
-# agent
+# a job has ended if for this long it had no process; the processes need time to connect again after the agent was
+# restarted, and until then the job may seem to have none
 PATIENCE_S = 30.0
 PROLOG_S = 1800.0  # a job that never ran within this time has ended; slow prologs may run before a job starts
 KIND = "slurm"

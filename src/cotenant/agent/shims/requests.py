@@ -26,7 +26,7 @@ from cotenant.devices.base import uuid_text
 
 
 class Requests:
-    """Handles all messages of a process to the agent after its first message, HELLO, and the end of the process."""
+    """Handles what a process does after its first message, HELLO: its further messages to the agent, and its end."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""The socket for the shims in tenants' processes: accepts processes, assigns each to its tenant, detects its end, and
-disconnects it if it breaks the protocol.
+"""The socket for the shims in tenants' processes: accepts processes, assigns each process to its tenant, detects when a
+process ends, and disconnects a process that breaks the protocol.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class ShimServer:
             self._loop.call_later(PATIENCE_S, self._too_early, session, early.place)
         except BadMessageError as error:
             self._refuse(session, error.status, str(error))
-        # an InputError names an option of `cotenant run`, which this program's user may not have written, so only the
-        # text without the option is sent
+        # an InputError names an option of `cotenant run`, which the user of the connected process may not have written,
+        # so only the text without the option is sent
         except InputError as error:
             self._refuse(session, Status.DENIED, error.message)
         except Exception as error:  # if the agent fails on a message, only this connection ends
@@ -254,7 +254,9 @@ class ShimServer:
         session.close_fds()
 
     def close_all(self) -> None:
-        """Stop listening and disconnect every process. Their shims then wait or continue, as `fail_mode` says."""
+        """Stop listening and disconnect every process. Their shims then wait for an agent or continue without one, as
+        `fail_mode` in the answer to their HELLO said.
+        """
         if self._listener is not None:
             self._listener.close()
         for session in list(self.sessions):

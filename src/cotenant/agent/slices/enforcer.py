@@ -29,13 +29,14 @@ from cotenant.policy.shares.slices import GpuSlices
 
 LOG = logging.getLogger(__name__)
 POLL_S = SliceSettings().poll_ns / 1e9
-# beside latency-sensitive work, a best-effort tenant that has launched no long kernel for this time has the time slice
-# BRIEF_US (slice_settings.py) instead of TINY_US
+# Beside latency-sensitive work, best-effort tenants have the shortest time slice, TINY_US. A best-effort tenant has the
+# longer BRIEF_US instead (slice_settings.py has both) if for this time it has launched no long kernel: none that takes
+# 0.5 ms or more, or whose duration is not known yet.
 LONG_KERNEL_AGO_NS = 1_000_000_000
 GUARD_S = 0.01  # time between two checks of the time slices on which a latency-sensitive tenant relies
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
-# a tenant is reported at the third difference between a group's time slice and the value that was set, because libcuda
-# itself sets the slice once
+# A tenant is reported when the agent has found the time slice of one of its groups changed for the third time. One
+# change is not the tenant's: libcuda itself sets the time slice once.
 OFFENCES = 3
 
 NOT_MEASURED = "GPU %s: time slices enforce shares from now on without a measurement of what tenants get: %s"
@@ -54,7 +55,9 @@ class _Gpu:
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> the previous reading of the meter of its GPU time
     # name of a tenant -> GPU time that it used since it joined the GPU
     totals: dict[str, Usage] = field(default_factory=dict)
-    # whether a channel group could be controlled; if a later group cannot, the agent then warns instead of using turns
+    # Whether the agent could control a channel group of this GPU. If it cannot control the first one, the GPU's tenants
+    # get turns, which the agent grants, instead of hardware time slices. If it cannot control a later one, the agent
+    # only warns.
     proven: bool = False
     tiny: set[str] = field(default_factory=set)  # tenants whose copy channels also have the shortest time slice
 
@@ -289,9 +292,9 @@ class SliceEnforcer:
             self._obey(uuid, self._gpus[uuid].slices.advance(_now()))
 
     def _again(self) -> None:
-        """Stop the tenants that may not run, because the keeper let all tenants run while the agent was suspended.
-        Channels that the keeper did not enable are enabled first, since the driver counts how often a channel was
-        disabled.
+        """Stop again the tenants that should be stopped, since the keeper let all tenants run while the agent was
+        suspended. Their channels are enabled first: a channel that the keeper did not enable would otherwise be
+        disabled twice, and, because the driver counts, run again only after it was enabled twice.
         """
         for uuid, machine in self._gpus.items():
             for name in [tenant.name for tenant in machine.slices.present() if not tenant.on]:

@@ -1,5 +1,5 @@
-"""The channel groups of connected processes, which the GPU gives time slices to, with the driver's files that control
-them.
+"""The channel groups of connected processes, with the driver's files that control them. A channel group is the unit
+that the GPU gives time slices to.
 
 A process sends its groups and a duplicate of its open file of the driver. The agent closes that file as soon as the
 process has ended, because the driver keeps all of the process's resources while the file is open.

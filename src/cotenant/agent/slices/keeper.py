@@ -7,8 +7,9 @@ The agent starts it as `python -m cotenant.agent.slices.keeper FD`, where FD is 
 the agent is a JSON object with these keys:
 
 - `controls` (release of the driver) and `library` (path of the software GPU's library): the first message
-- `hold` (a number that the agent gives the group), `pid`, `group` (fields of ChannelGroup) and `slice_us`: a new group;
-  the message carries a descriptor of the driver file (/dev/nvidiactl) that controls the group
+- `hold` (a number that the agent gives the group), `pid`, `group` (fields of ChannelGroup) and `slice_us` (the time
+  slice that the keeper gives the group when the agent has ended): a new group; the message carries a descriptor of the
+  driver file (/dev/nvidiactl) that controls the group
 - `drop` (the group's number): the group has ended
 - no key: a heartbeat
 

@@ -34,8 +34,9 @@ class Registry:
         parked: Container[str] = (),
         slices_first: bool = True,
     ) -> None:
-        """`parked`: names of tenants that are parked until they are resumed. `slices_first`: whether tenants with the
-        mechanism `auto` get hardware time slices where these are available.
+        """`parked`: names of the tenants that a user has parked (suspended, with their GPU memory in host memory) and
+        not resumed yet. `slices_first`: whether tenants with the mechanism `auto` get hardware time slices where these
+        are available.
         """
         self._slices_first = slices_first
         self._host = host or HostMemory(0)
@@ -180,8 +181,8 @@ class Registry:
         return self.resolved(TenantSpec("any", gpus=(gpu.uuid,))).mechanism
 
     def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
-        """Change a tenant's share and memory. Returns in words when that takes effect. Raises InputError if it does not
-        fit.
+        """Change a tenant's share and memory limit to those of `spec`. Returns in words when the change takes effect.
+        Raises InputError if the GPUs or the host have no room for it.
         """
         check_spec(spec)
         for gpu in tenant.gpus:

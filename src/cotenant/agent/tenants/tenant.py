@@ -87,7 +87,7 @@ class Tenant:
         return self.enforcement.environment | (self.enforcement.below if lower else {})
 
     def share(self) -> Share:
-        """The tenant's share, as the policy for turns takes it."""
+        """The tenant's share in the form that the policies for turns and for hardware time slices take."""
         gang = tuple(g.uuid for g in self.gpus) if len(self.gpus) > 1 else ()
         spec = self.spec
         return Share(spec.request, spec.limit, spec.priority, spec.weight, gang)
@@ -153,7 +153,8 @@ class Session:
         self.sms_given: dict[int, int] = {}
         self.asking: set[int] = set()
         self.moves: dict[int, MoveState] = {}  # slot -> where the process's swappable memory is now
-        self.granted: dict[int, int] = {}  # slot -> number of the turn that was sent to the process last
+        # slot -> number of the last turn (time slice that the agent grants) that was sent to the process
+        self.granted: dict[int, int] = {}
         self.pidfd: int | None = None
         self.passed: list[int] = []  # descriptors that came with the present message
         self._end = end

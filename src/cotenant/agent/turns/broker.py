@@ -27,7 +27,7 @@ LATE_REPORT_NS = 20_000_000
 
 
 class PausedTurn(NamedTuple):
-    """A turn that begins only when its tenant's memory is on the GPU: `resume_turn` or `fail_turn` ends the pause."""
+    """A granted turn that waits for its tenant's memory. `Broker.resume_turn` begins it, `Broker.fail_turn` ends it."""
 
     tenant: Tenant
     gpu: str
@@ -293,7 +293,7 @@ class Broker:
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
     def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
-        """Release a tenant's turn that none of its processes has, unless some have its turn on another of its GPUs."""
+        """Release a turn that no process of its tenant got, unless the tenant uses a turn on another of its GPUs."""
         elsewhere = any(h.tenant is hold.tenant and h.members for h in self._holds.values())
         if self._holds.get(gpu) is hold and not hold.members and not elsewhere:
             self._give_back(hold, gpu)
@@ -350,8 +350,8 @@ class Broker:
             self._on_fault(self._tenants[step.tenant], text)
 
     def _flag_contention(self, gpu: str) -> None:
-        """Write into the shared pages of the processes that have the turn whether other tenants wait. If so, the
-        processes return the turn as soon as they are idle.
+        """Set or clear CONTENDED in the shared pages of the processes that have the turn. If it is set, because other
+        tenants wait or the tenant's share has a limit, the processes return the turn as soon as they are idle.
         """
         hold = self._holds.get(gpu)
         if hold is None:
@@ -377,7 +377,7 @@ class Broker:
         wake_ns = self.turns.wake_ns(gpu)
         armed = self._timers.get(gpu)
         if wake_ns is None or (armed is not None and armed[0] <= wake_ns):
-            return  # the timer that is set already wakes earlier, and then sets the next one
+            return  # the present timer calls `_wake` no later than `wake_ns`, and `_wake` sets the next timer
         if armed is not None:
             armed[1].cancel()
         self._timers[gpu] = (wake_ns, self._loop.call_at(wake_ns / 1e9, self._wake, gpu))

@@ -1,5 +1,5 @@
-"""Confidence interval of the fraction of requests that keep their SLO, and the number of requests that distinguishes
-two such fractions.
+"""Confidence interval of the fraction of requests that keep their SLO, and the number of requests that is needed to
+distinguish two such fractions.
 """
 
 from __future__ import annotations

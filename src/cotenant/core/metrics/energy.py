@@ -1,4 +1,4 @@
-"""Energy of the cluster's GPUs, by job and idle, computed from a record and the table of watts."""
+"""Energy of each job's GPUs and of idle GPUs, computed from a record and the table of watts (core/power.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cotenant.core.record.record import Record
 
 @dataclass(frozen=True)
 class Energy:
-    """`jobs_j[J]`: joules of the GPUs held by each job, including their idle power; `idle_j`: joules of GPUs that no
-    job held, from the first arrival to the end.
+    """`jobs_j`: for each job, the joules of the GPUs that it held, including their idle power; `idle_j`: joules of GPUs
+    that no job held, from the first arrival to the end.
     """
 
     jobs_j: Floats

@@ -10,7 +10,8 @@ OUTCOMES = ("pending", "ok", "late", "dropped", "full")
 
 
 def request_metrics(latency_ms: np.ndarray, outcome: np.ndarray) -> dict[str, Any]:
-    """Return the result keys of a service from the latencies of its requests in ms and their outcome codes, both (n,).
+    """Return the metrics of a service by their keys. The arrays have one element per request: its latency in ms, and
+    the code of its outcome.
 
     Outcomes: 1 ok, 2 late, 3 dropped as late, 4 refused by a full queue, 0 unanswered (failed). Percentiles are over
     answered requests, including late ones; dropped and failed requests lower the attainment.

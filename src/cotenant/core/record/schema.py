@@ -30,7 +30,8 @@ JOBS: dict[str, pl.DataType] = {
     "model": pl.String(),
     "tenant": pl.String(),
     "priority": pl.Int64(),
-    # run time if the job ran alone, with its GPU-proportional share of CPU and memory, on the reference GPU
+    # run time if the job ran alone, with CPU and memory in proportion to its GPUs, on the reference GPU: the GPU model
+    # to which the trace's times refer
     "isolated_s": pl.Float64(),
     "ideal_s": pl.Float64(),  # run time if the job ran alone, with as much CPU and memory as it can use
     "ideal_cpus": pl.Float64(),  # number of cores that the whole job can use
@@ -47,7 +48,9 @@ EVENTS: dict[str, pl.DataType] = {
     "cpu_milli": pl.Int64(),
     # memory that the job holds from now on, in 10^6 bytes, over all nodes; 0 if it does not run
     "memory_mb": pl.Int64(),
-    "speed": pl.Float64(),  # speed relative to the proportional share on the reference GPU; 0 if the job does not run
+    # speed relative to that with CPU and memory in proportion to the job's GPUs, on the reference GPU; 0 if the job
+    # does not run
+    "speed": pl.Float64(),
     # nodes on which the job runs from now on; null if the record has no placements, empty when not running
     "nodes": pl.List(pl.Int32()),
     "node_gpus": pl.List(pl.Float32()),  # number of GPUs that the job holds on each of those nodes
