@@ -43,8 +43,8 @@ _U = ctypes.c_uint
 
 
 def driver_library() -> str:
-    """Return the path of the CUDA driver library: COTENANT_BENCH_LIBRARY if it is set, else the default, which for a
-    tenant is the shim.
+    """Return the CUDA driver library to load: the path in COTENANT_BENCH_LIBRARY, which the harness sets to the real
+    driver for programs without the shim, or else libcuda.so.1. In a tenant the loader finds the shim under this name.
     """
     return os.environ.get(LIBRARY_VARIABLE, DRIVER)
 
@@ -72,8 +72,8 @@ class Driver:
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"timed")
         self._functions = {"": function}
-        # number of blocks of each kernel; it equals the number of SMs that the kernel's image states, so that a profile
-        # shows how many SMs the kernel fills
+        # On the software GPU, each kernel is launched with as many blocks as SOFT_IMAGE states SMs for it, so that a
+        # kernel profile shows how many SMs the kernel fills. On a real GPU, the kernel has one block.
         whole = dict.fromkeys(("", "compute", "memory", "mixed"), 132)
         self._blocks = {} if image is PTX_IMAGE else whole | {"service": 60}
         self._module = module
@@ -141,7 +141,7 @@ class Driver:
         return stream
 
     def graph(self, lengths_ns: list[int], stream: ctypes.c_void_p, *, work: str = "") -> ctypes.c_void_p:
-        """Create an executable CUDA graph that runs kernels of those lengths one after the other."""
+        """Create an executable CUDA graph that runs kernels of the lengths `lengths_ns` one after the other."""
         graph, executable = _P(), _P()
         self.call("cuStreamBeginCapture_v2", stream, 0)
         for length_ns in lengths_ns:

@@ -30,7 +30,7 @@ from cotenant.devices.registry import device_named
 
 START_WITHIN_S = 90.0
 READY_WITHIN_S = 120.0
-SLACK_S = 30.0  # an answer may take this many seconds longer than the block that it reports
+SLACK_S = 30.0  # default time for which `answer` and `ask` wait for a line of a program
 TAIL_BYTES = 3000
 PR_SET_PDEATHSIG = 1
 
@@ -154,7 +154,9 @@ def rate(block: Mapping[str, Any]) -> float:
 
 
 class Bench:
-    """Context manager: runs an agent in a temporary folder, and the workloads that are started with it."""
+    """Context manager: runs an agent in a temporary folder, and the programs that its methods start. All of them end
+    with the `with` block.
+    """
 
     def __init__(
         self, gpus: str, settings: Mapping[str, Any], *, kernel_ns: int = 1_600_000, trace: Path | None = None
@@ -260,8 +262,8 @@ class Bench:
         shim: bool = True,
     ) -> Program:  # fmt: skip
         """Start a workload, or the module `program` with its arguments, as a tenant of the agent. If `shim` is False,
-        the program does not load the shim, and of the agent's variables it gets only those of the mechanism that
-        enforces its share, such as MPS."""
+        the program does not load the shim. Its environment then has the variables of the mechanism that enforces the
+        tenant's share (such as MPS), but not those of the shim."""
         arguments = program or self._workload(kind)
         client = ControlClient(self.folder)
         self.clients.append(client)

@@ -67,8 +67,9 @@ def live(url: str, name: str, trace: TokenTrace, seed: int) -> dict[str, Any]:
 def compare(
     profile: LlmProfile, traces: Sequence[tuple[str, TokenTrace]], rounds: int, seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Profile a timed engine through its API, simulate it with that profile, and run it on the same traces. Returns a
-    row per trace with percentiles of both and the ratio live / simulated."""
+    """Start a timed engine with the times of `profile`, and measure these times through its API. Then send each trace
+    to the engine, and simulate the trace with the measured times. Returns a row per trace: live and simulated
+    percentiles, and their ratio live / simulated."""
     rows: list[dict[str, Any]] = []
     with timed_engine(profile) as url:
         say(f"measuring the engine at {url}")

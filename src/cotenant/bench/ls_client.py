@@ -1,15 +1,20 @@
 """The latency-sensitive service of `cotenant bench colocation`: `python -m cotenant.bench.ls_client BACKEND BATCH`.
 
-Protocol: prints `ready NAME`, then reads lines. `floor FOLDER UUID [CLASS]` connects the client to the agent at FOLDER,
-to which the client reports activity as work of that class. `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson
-arrivals and prints one JSON object {"latency_ms": [...], "service_ms": [...], "late_ms": [...], "active_s", "begin_ns",
-"end_ns"}. Latency counts from the scheduled arrival. "late_ms" is the time from when a request could begin (it was due
-and the previous one had ended) until it began; it is long if the host paused the client. With FLOOR 1 the client
-reports activity while it serves a request. With COPY 1 each request copies its input from pinned host memory. With
-STAGES 1 the network runs as two graphs between events, and "stages_ms" has [submit, first, rest] for each request: the
-durations of the host's launches, of the first kernels (with the wait for work in flight), and of the other kernels.
+BACKEND is `torch` or `driver`, and BATCH the number of images in a request. With `torch` the network is ResNet-50 in
+fp16 as one CUDA graph; with `driver`, for the software GPU, it is a graph of 60 kernels, 1.12 ms in all.
 
-The network is ResNet-50 in fp16 as one CUDA graph; on the software GPU a graph of 60 kernels, 1.12 ms in all.
+The client prints `ready NAME`, the name of the GPU, and then executes each line of its input:
+
+- `floor FOLDER UUID [CLASS]` connects the client to the agent that runs in FOLDER, so that runs with FLOOR 1 can report
+  activity on the GPU UUID to it, as work of class CLASS. Prints {}.
+- `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and prints one JSON object {"latency_ms": [...],
+  "service_ms": [...], "late_ms": [...], "active_s", "begin_ns", "end_ns"}. With FLOOR 1 the client reports activity
+  while it serves a request. With COPY 1 each request copies its input from pinned host memory.
+
+"latency_ms" counts from the scheduled arrival. "late_ms" is the time from when a request could begin (it was due and
+the previous one had ended) until it began; it is long if the host paused the client. With STAGES 1 the network runs as
+two graphs between events, and "stages_ms" has [submit, first, rest] for each request: the durations of the host's
+launches, of the first kernels (with the wait for work in flight), and of the other kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ SPIN_S = 0.0004
 # lengths of the service's kernels; together with launch and completion they take 1.13 ms, as the service does on an
 # H100 under MPS
 SOFT_KERNELS_NS = [18_700] * 60
-SOFT_SMS = 60  # number of SMs that each kernel fills; on 32 SMs the service takes about twice as long, as on an H100
+# number of SMs that each kernel fills; on only 32 SMs the service takes about twice as long, which is also the case on
+# an H100
+SOFT_SMS = 60
 
 
 def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:

@@ -41,11 +41,12 @@ def measure(
 ) -> dict[str, Any]:
     """Return the ratio tenant / native of work per second for each workload: the median with its 95 % interval.
 
-    `processes` pairs of a native program and a tenant are started first, because that takes longest. Then each pair
-    runs `pairs` pairs of blocks of `block_s` seconds. Both programs launch from the same core, one at a time, and all
-    other processes of the benchmark avoid it, because the choice of the core changes a program's speed more than the
-    shim does. With several processes the sample consists of their medians, because memory layout also differs between
-    processes.
+    For each workload, `processes` native programs and as many tenants are started first, because that takes longest.
+    Each native program is compared with one tenant: the two run `pairs` blocks of `block_s` seconds each, in
+    alternation, and each pair of blocks gives one ratio. Both programs launch from the same core, one at a time, and
+    all other processes of the benchmark avoid it, because the choice of the core changes a program's speed more than
+    the shim does. If `processes` is above 1, median and interval are those of the median ratios of the compared
+    programs, because memory layout differs between processes, too.
     """
     rows: dict[str, Any] = {}
     gpu = ""
@@ -122,7 +123,9 @@ def trimmed_ns(blocks: Sequence[Block]) -> float:
 
 
 def summary_of_processes(found: Sequence[Sequence[Sequence[Block]]]) -> dict[str, Any]:
-    """Summarise as `summary` does, but with the medians of the pairs of processes as the sample."""
+    """Summarise as `summary` does, but with one ratio for each native program and its tenant: the median over their
+    blocks.
+    """
     each = [summary(native, tenant) for native, tenant in found]
     natives = [block for native, _ in found for block in native]
     tenants = [block for _, tenant in found for block in tenant]
@@ -139,9 +142,10 @@ def summary_of_processes(found: Sequence[Sequence[Sequence[Block]]]) -> dict[str
 
 
 def summary(native: Sequence[Block], tenant: Sequence[Block]) -> dict[str, Any]:
-    """Return the median ratio of pairs of blocks with its 95 % confidence interval, and the ratio of mean step times
-    without the slowest tenth of each side. The second ratio does not show a cost that affects fewer than a tenth of the
-    steps.
+    """Compare the blocks of a native program with those of a tenant. Each ratio is the tenant's speed divided by the
+    native program's. "ratio" is the median over pairs of blocks of the rate of work, with its 95 % confidence interval.
+    "ratio_trimmed" compares mean step times without the slowest tenth of each program's steps, so it does not show a
+    cost that affects fewer than a tenth of the steps.
     """
     ratios = [t.rate / n.rate for n, t in zip(native, tenant, strict=True)]
     ratio, interval = with_interval(ratios)

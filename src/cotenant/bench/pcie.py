@@ -25,12 +25,13 @@ WARM_S = 0.3
 LS_BYTES = 1 << 20
 LS_PERIOD_MS = 2.0
 SOFT_LS_PERIOD_MS = 40.0
-# the software GPU copies within host memory, so its link is set to be slow: the time is then spent on scheduling, not
-# on memcpy
+# The software GPU copies within host memory. Its link is set to this low rate, so that the speed of copies depends on
+# the scheduling of the link, not on the speed of memcpy.
 SOFT_LINK_MBPS = 150
 SOFT_CHUNK, SOFT_COPY = 1 << 20, 8 << 20
-# The software GPU copies pageable memory at 28.5 % of the link's rate. Chunks of such copies are smaller, since a chunk
-# must end before the agent considers the queue idle.
+# The software GPU copies pageable memory at 28.5 % of the link's rate. Chunks of such copies are smaller, because a
+# chunk must take less time than `wait_lapse_ns` (20 ms): that long after its last request for a chunk, a tenant's queue
+# of copies no longer counts as waiting.
 SOFT_PAGEABLE_CHUNK, SOFT_PAGEABLE_COPY = 256 << 10, 2 << 20
 COPY = 64 << 20
 
@@ -62,7 +63,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 @contextmanager
 def slow_soft_link(bench_gpus: str, mbps: int) -> Any:
-    """Limit the software GPU's link to `mbps` for agents and programs that are started inside the `with` block."""
+    """Limit the software GPU's link to `mbps` MB/s for agents and programs that are started inside the `with` block."""
     import os
 
     before = os.environ.get("COTENANT_SOFTGPU_LINK_MBPS")
@@ -119,10 +120,10 @@ def measure(
 ) -> dict[str, Any]:
     """Measure each tenant's share of the link, their total rate, and the delay of latency-sensitive (LS) copies.
 
-    `shares` are fractions of the bytes moved while all tenants copied. `total_over_link` is their total rate over that
-    of a native program, measured before and after in the same run. `ls_copy_wait_chunks` is the 99th percentile of an
-    LS copy's latency together with a saturating best-effort tenant, less its median alone, in units of the time that
-    one chunk takes on the link.
+    `shares` are the tenants' fractions of the bytes moved while all of them copied. `total_over_link` is the tenants'
+    total rate divided by the rate of a native program, which is measured before and after the tenants copy.
+    `ls_copy_wait_chunks` is a delay: the 99th percentile of an LS copy's latency while a best-effort tenant saturates
+    the link, less the median latency without that tenant. Its unit is the time that one chunk takes on the link.
     """
     simulated = device_named(gpus).simulated
     if simulated and memory == "pageable":

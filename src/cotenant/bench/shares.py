@@ -13,7 +13,9 @@ from cotenant.bench.harness import Bench, Program, rate
 WARM_S = 1.0
 WINDOW_S = 10.0
 STEP_S = 0.1
-COUNT, BUSY = 1, 2  # indices of the entries of a mark (an intermediate count of a block): work done, and GPU time in ns
+# A block is one timed run of a workload. In its result, "marks" are intermediate counts: (time in ns, work done so far,
+# GPU time so far in ns). These are the indices of the last two.
+COUNT, BUSY = 1, 2
 
 
 def granted_shares(requests: Sequence[float], limits: Sequence[float]) -> list[float]:

@@ -14,7 +14,8 @@ from cotenant.bench.harness import Bench
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.registry import device_named
 
-CONTEXT_BYTES = 2 << 30  # memory limit in addition to the contents: for contexts, modules and work space
+# a tenant's memory limit is the size of the contents to swap plus this, for contexts, modules and work space
+CONTEXT_BYTES = 2 << 30
 SOFT_CONTEXT_BYTES = 32 << 20
 COPY_BYTES = 1 << 30
 PIN_STALL_S = 60.0  # if pinning makes no progress for this long, the benchmark fails

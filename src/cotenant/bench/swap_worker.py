@@ -54,11 +54,15 @@ class TorchMemory:
         return total
 
     def check(self) -> bool:
-        """Whether the contents are the last ones written. The checksum depends on positions, so swapped parts fail."""
+        """Whether the contents are the last ones written. The checksum depends on positions, so it also shows whether
+        parts of the contents were exchanged.
+        """
         return self._sum() == self.sum
 
     def copy(self, size: int) -> dict[str, float]:
-        """Return the median bytes per second of pinned copies: out, in, and in each direction while both run."""
+        """Return the median bytes per second of pinned copies: "out" (from the GPU to the host), "in" (to the GPU), and
+        "both", the rate in each direction while copies of both directions run.
+        """
         torch = self.torch
         device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
         host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]

@@ -1,9 +1,12 @@
 """Programs that the benchmarks run as tenants: `python -m cotenant.bench.workload [KIND [driver|torch [NS]]]`.
 
-Protocol: prints `ready NAME` once the GPU is set up; then each line `run SECONDS` on standard input runs one block and
-prints one JSON object {"count", "busy_ns", "begin_ns", "end_ns", "marks": [[ns, count, busy_ns], ...]}. busy_ns is GPU
-time, and 0 for kinds other than `busy`. `steps SECONDS` adds "steps_ns", the duration of each step. End of input ends
-the program. On a terminal "marks" are left out.
+NS is the duration of a kernel of kind `busy` with `driver`, in ns.
+
+Protocol: prints `ready NAME` (of the GPU) once the GPU is set up. Then each line `run SECONDS` on standard input runs
+one block, in which the program repeats its work for that time, and prints one JSON object {"count", "busy_ns",
+"begin_ns", "end_ns", "marks": [[ns, count, busy_ns], ...]}. "count" is the number of units of work, "busy_ns" their GPU
+time (0 for kinds other than `busy`); "marks" has both as they were at times during the block, and is left out on a
+terminal. `steps SECONDS` does the same and adds "steps_ns", the duration of each step. End of input ends the program.
 
 busy      GPU-bound: long kernels, six in flight (torch: bf16 products of 8192^3)
 training  steps of copies, kernels, a wait and some host work (torch: a small convolutional network)

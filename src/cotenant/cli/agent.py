@@ -147,8 +147,8 @@ def read_token(path: Path | None, field: str) -> str | None:
 
 
 def _copies(config: Text, period: Text, chunk: Text) -> Any:
-    """Return the CopySettings of the config file, overridden by the command line; None if the command line sets no such
-    option.
+    """Return the CopySettings of the config file, overridden by --copy-period-bytes and --copy-chunk-bytes; None if
+    neither option is given.
     """
     from cotenant.agent.config.copies import with_options
     from cotenant.agent.config.files import AgentConfig
@@ -158,8 +158,8 @@ def _copies(config: Text, period: Text, chunk: Text) -> Any:
 
 
 def _quota(config: Text, discipline: Text, **times: Text) -> Any:
-    """Return the QuotaSettings of the config file, overridden by the command line; None if the command line sets no
-    such option.
+    """Return the QuotaSettings of the config file, overridden by --discipline and by the options of `times` (--quota,
+    --min-quota, --max-quota, --window); None if none of these options is given.
     """
     from cotenant.agent.config.files import AgentConfig, quota_settings
     from cotenant.agent.config.schema import load

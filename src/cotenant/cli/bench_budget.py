@@ -28,10 +28,10 @@ def budget(
     ] = "soft",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure how much best-effort work of different memory bandwidths slows down a service, and recommend for which
-    fraction of the time (`overlap` in the agent's file) such work may run beside it.
+    """Measure by how much memory-bound best-effort work slows down a latency-sensitive service on the same GPU.
+    Recommend for which fraction of the time such work may run beside the service (`overlap` in the agent's file).
 
-    Best-effort work runs beside the service for each given duty cycle on each given fraction of the SMs.
+    The slowdown is measured for each fraction of the SMs in --sms and each duty cycle in --overlap.
     """
     import sys
 

@@ -1,4 +1,6 @@
-"""`cotenant bench colocation`: a latency-sensitive service and best-effort programs on one GPU, under every scheme."""
+"""`cotenant bench colocation`: a latency-sensitive service and best-effort programs on one GPU, under each co-location
+scheme (a rule for when best-effort work may run, such as tidal).
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,13 @@ def colocation(
     recorded: Annotated[str, typer.Option("--from", metavar="FILE", help="Show a result that --json wrote.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a latency-sensitive service together with best-effort programs on one GPU under every scheme, and each
-    program alone.
+    """Measure a latency-sensitive service together with each best-effort program on one GPU, under each co-location
+    scheme in --schemes. The service and each program are also measured alone.
 
-    Result: {scheme: {best-effort program: figures}}. The figures of the service: its latency percentiles relative to
-    those of the service alone (with a 95 % interval), and the fraction of its requests within the latency target. The
-    figures of the program: its rate of work relative to its rate alone, and this ratio divided by the fraction of time
-    in which the service is idle.
+    The result has figures for each scheme and best-effort program. For the service: its latency percentiles relative to
+    those of the service alone (with a 95 % interval), and the fraction of its requests within the latency target. For
+    the program: its rate of work relative to its rate alone, and this ratio divided by the fraction of time in which
+    the service is idle.
     """
     from cotenant.core.files import check_writable
 

@@ -91,7 +91,9 @@ OF_VERB: dict[str, dict[str, Values]] = {
 
 
 def attach(verb: str, command: Any) -> None:
-    """Attach shell completion to the parameters of a command and its subcommands whose values are known."""
+    """Attach shell completion to those parameters of a command, and of its subcommands, for which SOURCES or OF_VERB
+    has a function that lists values.
+    """
     for inner in getattr(command, "commands", {}).values():
         attach(verb, inner)
     sources = SOURCES | OF_VERB.get(verb, {})
@@ -103,7 +105,9 @@ def attach(verb: str, command: Any) -> None:
 
 
 def _completing(source: Values) -> Any:
-    """Return the completion method of an option, in the form that typer makes of an `autocompletion`."""
+    """Return the `shell_complete` method of an option that completes values from `source`. It is taken from an option
+    that typer creates with `autocompletion`.
+    """
     app = typer.Typer(add_completion=False)
 
     @app.command()

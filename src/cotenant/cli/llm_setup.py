@@ -90,7 +90,8 @@ def build_trace(models: Sequence[str], given: Requests, factor: float = 1.0) -> 
 
 
 def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
-    """Return the requests/s of each model: NAME=R, or R for all together, divided equally among the models not named.
+    """Return the requests/s of each model. `given` has texts NAME=R, the rate of one model, and at most one R without a
+    name: the total rate of all models without a NAME=R, divided equally among them.
     """
     named: dict[str, float] = {}
     whole: float | None = None

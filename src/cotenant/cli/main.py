@@ -101,8 +101,9 @@ MOST_SHOWN = 2000  # an error message is cut to this many characters
 
 
 def _module(verb: str, args: list[str]) -> str:
-    """Return the module of a verb (the first word of a command). `simulate` has four, by its arguments: traces of jobs,
-    requests on services, an agent's tenants, language models; `load` and `plan` have two: services, language models.
+    """Return the module that implements a verb (the first word of a command). If a verb has several modules, the
+    arguments select one. `simulate` has four: for traces of jobs, for requests on services, for an agent's tenants, and
+    for language models. `load` and `plan` have two each: for services and for language models.
     """
     if verb == "plan":
         from cotenant.cli import plan_llm

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cotenant.core.mig import Geometry
     from cotenant.devices.nvml import Nvml
 
-# range of speeds relative to the whole GPU; values outside it are probably mistyped
+# range of a job's speed on a slice relative to its speed on the whole GPU; values outside it are probably mistyped
 LEAST_SPEED, MOST_SPEED = 1e-6, 1e6
 
 app = typer.Typer(no_args_is_help=True, help="MIG layouts: list, plan, and apply to this machine's GPUs.")
@@ -196,7 +196,7 @@ def plan(
     best = plan_jobs(geo, todo, objective)  # type: ignore[arg-type]
     rows = np.array([speed_row(geo, job) for job in todo])
     times_s = []
-    for _ in range(9):  # only the last calls are timed, because the first one compiles the function
+    for _ in range(9):  # these calls are timed; plan_jobs above has already compiled the function if necessary
         begin = time.perf_counter()
         best_partition(geo, rows, objective)  # type: ignore[arg-type]
         times_s.append(time.perf_counter() - begin)

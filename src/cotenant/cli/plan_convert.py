@@ -87,8 +87,8 @@ def _ours(folder: Path, out: Path) -> tuple[dict[str, str], str]:
 
 
 def _public(problem: Problem, plan: str | None) -> dict[str, str]:
-    """Convert a services file to the public gpulet scheduler's files. The configuration among them selects the planner
-    that made the plan.
+    """Convert a services file, and the file `plan` if given, to the public gpulet scheduler's files. sim-config.json
+    selects the planner that made this plan, or else the default planner.
     """
     from cotenant.cli.plan import read_plan
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER

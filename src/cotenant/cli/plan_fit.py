@@ -1,4 +1,6 @@
-"""`cotenant plan fit-interference`: fit the interference model of a profile to measured pairs of neighbours."""
+"""`cotenant plan fit-interference`: fit the interference model of a profile to measured pairs of models that share a
+GPU.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-# Name of a compiled function, the last one that every plan needs. If it is in the compilation cache, no notice is
-# printed. Functions that only some plans need are compiled at their first use.
+# Name of a compiled function: of those that every plan calls, the one that is called last. If it is in the compilation
+# cache, the others are, too, and no notice is printed. Functions that only some plans need are compiled at their first
+# use, without a notice.
 PACKING = "adjust.widen"
 
 

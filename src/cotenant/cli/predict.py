@@ -35,9 +35,11 @@ def predict(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Predict the latencies of seven co-runners on the MIG slices 7g, 4g and 3g, as fractions of each co-runner's
-    largest latency. If the file also has latencies measured on these slices (Y), the predictions' error is printed.
-    Dummies that were run in place of missing co-runners do not count for the error.
+    """Predict the latencies of jobs on the MIG slices 7g, 4g and 3g from their latencies as co-runners under MPS. All
+    latencies are fractions of the largest latency of the same job.
+
+    Each mix in the file has seven co-runners; dummies take the places of missing jobs. If the file also has latencies
+    measured on the slices (Y), the predictions' error is printed, without that of dummies.
     """
     from cotenant.core.mig import geometry
     from cotenant.profiles.mig.mps_mig import MpsMigModel, read_measurements, write_predictions

@@ -16,7 +16,7 @@ MAX_GPUS = 1_000_000
 
 
 MOST_MODELS = 128  # largest number of models on one gpulet (part of a GPU)
-MOST_NAMED = 10  # a sentence lists the names of at most this many services
+MOST_NAMED = 10  # `ServingPlan.unserved` lists the names of at most this many services
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ class ServingPlan:
 
     @property
     def unserved(self) -> str | None:
-        """Return a sentence with the services whose requests the plan does not all serve; None if there are none."""
+        """Return a sentence that names the services for which the plan serves only a part of the requests or none; None
+        if the plan serves all requests.
+        """
         if not self.left_out:
             return None
         names = [x.service for x in self.left_out]
@@ -202,7 +204,8 @@ class ServingPlan:
 class Application:
     """A graph of models that one request passes through; `graph` maps each stage to its successors.
 
-    A stage starts when all its predecessors are done. `slo_ms` applies to the whole; `stages` and `roots` are derived.
+    A stage starts when all its predecessors are done. `slo_ms` is the latency limit of the whole request, from its
+    arrival to the end of the last stage.
     """
 
     name: str

@@ -9,7 +9,8 @@ from typing import Any
 
 from cotenant.core.errors import InputError
 
-NOT_ENFORCED = "ShareNotEnforced"  # state and event of a tenant while a part of its share is not enforced
+# the state of a tenant while a part of its share is not enforced, and the name of the event that reports it
+NOT_ENFORCED = "ShareNotEnforced"
 
 
 class Promise(enum.StrEnum):
@@ -23,8 +24,7 @@ class Promise(enum.StrEnum):
 
 
 class Strength(enum.StrEnum):
-    """What enforces a guaranteed property, strongest first. A tenant can circumvent only `shim` and the weaker ones
-    after it.
+    """What enforces a guaranteed property, strongest first. A tenant can circumvent SHIM, but not what comes before it.
     """
 
     KERNEL = "kernel"  # enforcement by the operating system's kernel, through the tenant's cgroup

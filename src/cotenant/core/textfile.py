@@ -12,7 +12,9 @@ from cotenant.core.errors import InputError
 
 
 def read_text(path: str | Path, field: str | None = None) -> str:
-    """Return the content of a file in UTF-8, with or without a byte order mark. `field`: the option that names it."""
+    """Return the content of a file in UTF-8, without its byte order mark if it has one. `field`: for messages, the
+    option by which the user gave the path.
+    """
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -130,7 +130,7 @@ def parse_rate_per_s(text: str | float, field: str | None = None) -> float:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return a count with its noun: 1 job, 12,345 jobs; `many` if the plural is not `one` + s."""
+    """Return a count with its noun: 1 job, 12,345 jobs. `many`: the plural of `one`, if it is not `one` + s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -155,12 +155,13 @@ def format_bytes(n: float) -> str:
 
 
 def sms_text(sms: Mapping[str, int] | None) -> str:
-    """Return a tenant's SMs in words, from the numbers `reserved` for it, `at_most` allowed, and `seen` by its
-    processes (0: not known); empty if there is no number.
+    """Return a tenant's SMs in words, or an empty text if there is nothing to say. `sms` has three numbers of SMs:
+    "reserved" for the tenant, "at_most" (the most that its share allows; 0: not known), and "seen" (the most that one
+    of its processes sees; 0: not known).
     """
     if not sms or not sms["at_most"]:
         return ""
-    # the limit `at_most` does not consider the steps in which the driver allots SMs; the number that a program sees is
+    # the driver allots SMs in multiples of a fixed number, to which "at_most" is not rounded; what a program sees is
     # exact
     most = min(sms["at_most"], sms.get("seen") or sms["at_most"])
     if sms["reserved"] >= most:

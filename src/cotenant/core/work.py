@@ -68,8 +68,8 @@ class Jobs:
 
 @dataclass(repr=False)
 class Trace:
-    """A trace: jobs, their source, numbers of rows kept and left out, remarks for the user, and the seed of what was
-    drawn at random."""
+    """A trace of jobs. `source`: where the jobs come from, such as a file. `seed`: the seed with which some columns of
+    the jobs, such as arrivals, were drawn at random; None if none was."""
 
     jobs: Jobs
     source: str
@@ -88,7 +88,8 @@ class Trace:
         return InputError(message, file=self.source or None, line=self.line_of(job), field=field)
 
     def require_jobs(self) -> Trace:
-        """Return this trace; InputError if no jobs are left, with the reasons."""
+        """Return this trace. Raises InputError if it has no jobs; the message has the reasons for which rows were left
+        out."""
         if len(self.jobs) == 0:
             why = "; ".join(f"{n} {reason}" for reason, n in self.left_out.items())
             raise InputError(f"the trace has no jobs to run{f' ({why})' if why else ''}", file=self.source)

@@ -28,9 +28,9 @@ class YamlFile:
     _tree: Any = field(default=None, repr=False)
 
     def line(self, where: tuple[int | str, ...] | str | None) -> int | None:
-        """Return the line, counted from 1, of the part of the content that a path leads to, or else of the deepest
-        part on the path that exists; None if the file has no part of the path. `where`: the path, as keys and indices,
-        or as text like a field in a message (`services[0].slo_ms`, `services.0.slo_ms`).
+        """Return the line, counted from 1, of a part of the content. `where` is the path to this part, as keys and
+        indices, or as text like a field in a message (`services[0].slo_ms`, `services.0.slo_ms`). If the file does not
+        have this part, the line is that of the last part on the path that it has; None if it lacks even the first.
         """
         if isinstance(where, str):
             where = tuple(int(index) if index else name for index, name in _PART.findall(where))

@@ -40,7 +40,8 @@ class MemoryLimits(NamedTuple):
 
 
 class _Limits(ctypes.Structure):
-    """The structures nvmlSetMemoryLimits_v1_t (without the last field) and nvmlGetMemoryLimits_v1_t."""
+    """The structure nvmlGetMemoryLimits_v1_t. It also serves as nvmlSetMemoryLimits_v1_t, which has the same fields
+    except the last one, `used`."""
 
     _fields_ = (("group", ctypes.c_char_p), ("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64),
                 ("used", ctypes.c_uint64))  # fmt: skip
@@ -181,7 +182,7 @@ class Card:
         return MemoryLimits(int(found.soft), int(found.hard), int(found.used))
 
     def compute_mode(self) -> str:
-        """The GPU's compute mode, one of the values of MODES; empty if it is another."""
+        """The GPU's compute mode in words, such as "exclusive process"; empty if MODES does not have the mode."""
         return MODES.get(int(self._number("nvmlDeviceGetComputeMode")), "")
 
     @functools.cached_property
@@ -194,9 +195,9 @@ class Card:
         return self._number("nvmlDeviceGetClockInfo", CLOCK_SM) / max(1.0, self.highest_mhz)
 
     def read(self) -> dict[str, float]:
-        """Read SM and memory clock in MHz, power in mW, and temperature in degrees Celsius. Each key of WHY is a reason
-        why the clock may be reduced; its value is 1 if the reason holds now, otherwise 0. Values that cannot be read
-        are left out.
+        """Read SM and memory clock in MHz, power in mW, and temperature in degrees Celsius. The result also has the
+        keys of WHY, the reasons why the clock may be reduced: 1 if the reason holds now, otherwise 0. Values that
+        cannot be read are left out.
         """
         found: dict[str, float] = {}
         for key, name, arguments in (

@@ -97,7 +97,7 @@ class ChannelControls:
         return ""
 
     def info(self, fd: int, group: ChannelGroup) -> int:
-        """Return the number that the GPU has for the channel group."""
+        """Return the number by which the GPU identifies the channel group."""
         data = bytearray(b"\xff" * 4)
         self._call(fd, group.client, group.group, GET_INFO, data)
         return int.from_bytes(data, "little")

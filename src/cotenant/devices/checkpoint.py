@@ -29,8 +29,9 @@ CALLS = {
     "unlock": "cuCheckpointProcessUnlock",
 }
 INVALID_VALUE = 1
-# A restore onto another GPU gets a map of two GPUs that exchange their places. Some processes need a map that lists all
-# GPUs of the machine, other processes one that lists only the two GPUs, or only one.
+# For a restore onto another GPU, the driver needs a map: pairs of a GPU and the GPU that takes its place. The process's
+# GPU and the target GPU exchange their places. For some processes the map must have all GPUs of the machine (the others
+# keep their places), for other processes only these two, or only the pair from the process's GPU to the target.
 MAPS = ("all GPUs", "two GPUs", "one GPU")
 OLDEST_DRIVER = 12080  # first driver version that has the calls for checkpoints (release 570)
 # what the driver's error codes mean for the checkpoint calls

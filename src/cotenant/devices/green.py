@@ -42,8 +42,9 @@ class _Resource(ctypes.Structure):
 
 
 def span(start: float, fraction: float, pieces: int) -> tuple[int, int]:
-    """First piece and number of pieces (at least one) for a share of `fraction` that begins at `start`. Both ends are
-    rounded to pieces, not the length, so that shares that do not overlap have no pieces in common."""
+    """First piece and number of pieces (at least one) for a share of `fraction` that begins at `start`. The beginning
+    and the end are each rounded to the nearest border between pieces; the length is not rounded. So shares that do not
+    overlap have no pieces in common."""
     # a share that would extend beyond the last SM ends at the last SM and begins earlier instead
     if start + fraction > WHOLE + 2e-9:
         count = max(1, min(pieces, round(fraction * pieces)))
@@ -85,7 +86,9 @@ class GreenContexts:
         return max(1, int(piece.sm_count))
 
     def _cut(self) -> list[_Resource]:
-        """Divide the SMs into pieces of the smallest size. Some SMs may be left over, even as many as a piece has."""
+        """Divide the SMs into pieces of the smallest size. The driver may make fewer pieces than requested, so the SMs
+        left over may be as many as a piece has, or more.
+        """
         count = ctypes.c_uint(self.sms // self._group)
         pieces = (_Resource * count.value)()
         rest = _Resource()

@@ -1,5 +1,5 @@
-"""What the trial of memory limits and the agent have in common: names of control groups, rounding of limits, and the
-reasons why a limit is refused.
+"""What the agent has in common with memory_limit_probe, which sets a memory limit as a trial: names of control groups,
+rounding of limits, and the reasons why a limit is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds whether kernel or driver can limit a GPU's memory by control group, and tries it by setting a limit."""
+"""Finds out whether kernel or driver can limit a GPU's memory by control group. As root it sets a limit as a trial."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Held(NamedTuple):
     pid: int
     fd: int
     group: ChannelGroup
-    run_us: int = 0  # while the process has work, how long one of its runs on the GPU lasts; 0: not known
+    run_us: int = 0  # length in us of one run of the process on the GPU if its work does not end before; 0: not known
 
 
 class Meter(Protocol):

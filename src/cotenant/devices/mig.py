@@ -225,8 +225,9 @@ def apply_rules(
 
 
 def _refuse_rule(rule: Rule, pci_id: int) -> None:
-    """Raise InputError if a GPU model of the catalog cannot have the layout of a rule. The driver tells that only after
-    MIG was turned on.
+    """Raise InputError if the GPU with this PCI id cannot have the layout of a rule, according to the catalog of GPU
+    models. The driver itself would refuse the layout only after MIG was turned on. GPUs that the catalog does not have
+    are not checked.
     """
     model = PCI_MODELS.get(pci_id >> 16)
     if model is not None:
@@ -237,7 +238,7 @@ def _follow(nvml: Nvml, device: NvmlGpu, rule: Rule, dry_run: bool, beside_runni
     """Apply a rule to one GPU, unless `dry_run`. Returns the steps in words."""
     now = _mode_or_none(nvml, device)
     if not rule.enabled and now is None:
-        return []  # mig-parted's lists of rules turn MIG off on all GPUs, and some GPUs do not have MIG
+        return []  # a rule may turn MIG off on all GPUs, as in mig-parted's list all-disabled; some do not have MIG
     if not rule.enabled and not now:
         back = set_mode(nvml, device.uuid, False, dry_run=dry_run)["changed"]
         return ["cancel turning MIG on"] if back else []

@@ -140,8 +140,8 @@ def job_row(job: Job, now_s: float) -> dict[str, Any]:
 
 
 def _state(job: Job) -> str:
-    """Return a job's state in one word; for a running job, what is about to happen to its processes (a stop, for
-    example).
+    """Return a job's state in one word. While the job has an attempt (a run of its processes), this is the attempt's
+    phase, such as running, stopping or parked.
     """
     if job.attempt is None:
         return job.state if job.arrived or job.finished_s is not None else "to come"

@@ -1,5 +1,5 @@
-"""Turns plans into orders to nodes: which jobs' processes stop, are resized or parked, and which jobs start when their
-GPUs are free.
+"""Turns plans into orders to nodes: which jobs' processes stop, are resized or parked (stay alive while their memory is
+off the GPU), and which jobs start when their GPUs are free.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Applier:
     # -- a new plan ------------------------------------------------------------------------------------------------
 
     def plan(self, plan: FleetPlan, jobs: Iterable[Job], now_s: float, *, early: bool) -> None:
-        """Set the targets of `jobs`, the assignments that they shall have, from a plan. An early plan only starts jobs.
+        """Give each of `jobs` its target, the assignment that the plan has for it. An early plan, one between two
+        rounds, only starts jobs.
         """
         for job in jobs:
             target = plan.assign.get(job.id)
@@ -87,7 +88,7 @@ class Applier:
             self.table.orders[node].append({"do": "park", "attempt": job.attempt_id()})
 
     def _resize(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:
-        """Change CPU and memory on the same GPUs, without a restart."""
+        """Change the CPU cores and the host memory of a running job. It keeps its GPUs and is not restarted."""
         from cotenant.policy.jobs.arrays import IDEAL
 
         attempt.assignment = target
@@ -180,7 +181,7 @@ class Applier:
 
 
 class _Room:
-    """Free resources of the nodes. What this step assigns is subtracted."""
+    """Free GPUs, CPU cores and memory of the nodes while jobs are started. `take` subtracts what a job gets."""
 
     def __init__(self, nodes: Mapping[str, NodeSpec], running: list[Job]) -> None:
         self.gpus = GpuChooser(nodes.values())

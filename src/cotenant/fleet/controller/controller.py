@@ -1,5 +1,5 @@
-"""The controller's loop, in a single thread: observe, snapshot, policy, plan, apply. A transition is stored before it
-is acted on.
+"""The controller's loop, in a single thread: observe, snapshot, policy, plan, apply. A change of a job's state is
+stored before the controller acts on it.
 
 A step sends the previous step's orders together with a request for reports, records the answers in the job table,
 decides if a round begins, commits the changes, and only then creates new orders. If the controller is killed at any

@@ -32,7 +32,8 @@ SOLVER_LIMIT_S = 1.0
 
 class ElasticBook:
     """Finds a job's elastic profile, which states its speed for each GPU model and number of GPUs: in the job's profile
-    file if the job has one, else by the job's model in the fleet's set.
+    file if the job has one, else in `shared`, the fleet's set of profiles, by the name of the job's model. `default`:
+    name of the profile for models that `shared` lacks.
     """
 
     def __init__(self, shared: ElasticProfiles, default: str | None = None) -> None:
@@ -65,8 +66,9 @@ class ElasticBook:
 
 
 class ElasticPlanner:
-    """A planner that uses the elastic policy named `policy`. `profiles`: a set or file of elastic profiles for jobs
-    that state their model alone (default: the policy's); `default`: the profile for models that `profiles` lacks."""
+    """A planner that uses the elastic policy named `policy`. `profiles`: a set or file of elastic profiles, for jobs
+    that state a model but have no profile file (default: the set that belongs to the policy). `default`: name of the
+    profile for models that `profiles` lacks."""
 
     def __init__(self, policy: str, profiles: str | None = None, default: str | None = None) -> None:
         self.name, self.entry = policy, find_elastic(policy)
@@ -224,7 +226,8 @@ class ElasticPlanner:
         ]
 
     def _configuration(self, job: Job, nodes: Sequence[NodeSpec], options: Configurations) -> int:
-        """The configuration that a job holds, or held when it was parked; NONE if it waits or stops."""
+        """The configuration that a job holds, or held when it was parked (its memory was moved off the GPU); NONE if it
+        waits or stops."""
         if job.attempt is None or job.attempt.phase == STOPPING:
             return NONE
         held = _held([job.attempt.assignment], nodes)

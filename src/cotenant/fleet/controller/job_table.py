@@ -154,7 +154,7 @@ def ask_stop(
     if attempt.phase == STOPPING and why not in ("cancel", "lost"):
         return
     if attempt.phase == PARKED:
-        # no process of the attempt runs while it is parked, so a long grace time would save nothing
+        # the processes of a parked attempt do not run, so they need no long grace time in which to save their state
         grace_s = min(grace_s, 1.0)
     attempt.phase, attempt.stop_why = STOPPING, why
     attempt.stop_s = now_s if attempt.stop_s is None else attempt.stop_s

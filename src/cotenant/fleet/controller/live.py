@@ -114,7 +114,9 @@ async def _stream(fleet: answers.Fleet, call: Call) -> AsyncIterator[Row]:
 
 
 def rows(fleet: answers.Fleet) -> list[Row]:
-    """Rows of the live page: nodes' GPUs and their jobs, jobs with reasons, the latest events."""
+    """Rows of the live page: the nodes' GPUs and their jobs, the queue (why each job waits or failed), and the latest
+    events.
+    """
     status = answers.status(fleet)
     note = "; ".join(status["faults"])
     found: list[Row] = [

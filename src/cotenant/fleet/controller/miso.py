@@ -4,8 +4,8 @@ The decisions are those of the simulator (policy.mig): which GPU admits a job, w
 whether a move pays. This planner reads the jobs' training steps from their progress reports, stores the measured
 speeds, and converts decisions to shares of GPUs. Where MIG is on, a slice is a MIG instance. Elsewhere a slice is the
 same fraction of the GPU without an instance: an MPS percentage of the SMs or, on the software GPU, a share of the turns
-(time slices that the agent grants). To move to another slice, a job saves a checkpoint by `cotenant.loop` and starts
-again.
+(time slices that the agent grants). To move to another slice, a job saves a checkpoint and starts again; the training
+program does that by calling `cotenant.loop`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class MisoPlanner:
     """A planner that partitions GPUs; a job has one slice of one GPU, a gang has whole GPUs.
 
     `rules`: those of the simulator, policy miso. `mechanism`: how slices are made: mig, mps or time. `measure_s`:
-    seconds of steady steps at each of the three MPS percentages. `restart_s`: time that a move costs a job; a move must
-    gain more than that.
+    seconds of steady steps at each of the three MPS percentages (100, 50 and 14 %) at which jobs are measured.
+    `restart_s`: time that a move costs a job; a move must gain more than that.
     """
 
     def __init__(
@@ -323,7 +323,9 @@ class MisoPlanner:
 
 
 def _attempts(gpu: MisoGpu, jobs: dict[str, Job]) -> dict[str, int]:
-    """Return the number of each job's present attempt (run of its processes); -1 if the job does not run."""
+    """Return for each job of the GPU the number of its latest attempt (run of its processes), counted from 0; -1 if the
+    job has never run.
+    """
     found = {}
     for name in gpu.jobs:
         attempt = jobs[name].attempt

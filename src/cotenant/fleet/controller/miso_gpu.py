@@ -95,8 +95,8 @@ class MisoGpu:
         return list(self.place)
 
     def begin(self, job: str | None, attempts: Mapping[str, int], now_s: float) -> None:
-        """Start to measure all jobs of the GPU, to which `job` is added. `attempts`: number of each job's present
-        attempt; -1 if the job does not run."""
+        """Start to measure all jobs of the GPU, to which `job` is added. `attempts`: number of each job's latest
+        attempt (run of its processes), counted from 0; -1 if the job has never run."""
         if job is not None:
             self.place[job] = None
         for name in self.place:
