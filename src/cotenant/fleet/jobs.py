@@ -28,10 +28,10 @@ MOST_RETRIES = 1000
 class JobSpec:
     """The command of a job and the resources it needs. `gpus`: a number of whole GPUs, or a fraction below 1 of one
     GPU. `slice`: a MIG instance instead of `gpus`, such as 2g. `cpus` (cores) and `memory_bytes`: the most that the
-    whole job can use; None: from its profile, else its proportional share. `model`: name of a profile; `profile`: a
-    profile file. `duration_s`: run time alone at the proportional share; `iterations`: the job's work in training
-    iterations. `processes`: one per `gpu` or one per `node` of a gang. `job_dir`: the job's folder; None: a folder
-    inside the fleet's.
+    whole job can use; None: from its profile, else its proportional share, which is the node's CPU and memory per GPU
+    times the job's GPUs. `model`: name of a profile; `profile`: a profile file. `duration_s`: run time alone with the
+    proportional share; `iterations`: the job's work in training iterations. `processes`: one per `gpu` or one per
+    `node` of a gang. `job_dir`: the job's folder; None: a folder inside the fleet's.
     """
 
     name: str
@@ -190,7 +190,8 @@ def read_job_file(path: str | Path) -> JobSpec:
 
 
 def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
-    """A job from a mapping in the notation of job files: quantities with units, `share` and `slice` instead of `gpus`.
+    """A job from a mapping in the notation of job files: quantities may have units, and `share` or `slice` may stand in
+    place of `gpus`.
 
     `folder`: base of relative paths, and the working folder of a job that states none.
     """

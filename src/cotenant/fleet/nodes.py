@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PRETEND = "pretend"  # the kind of a pretended GPU: jobs are assigned its number, but there is no device
+PRETEND = "pretend"  # the kind of a pretended GPU: jobs are assigned to its UUID, but there is no device
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Runs a trace in real time by pretended jobs, and simulates the same trace with profiles measured from those jobs.
 
-The fidelity of the simulator is the difference of the two records.
+The steps of a pretended job only wait for as long as a profile says. The smaller the differences between the two
+records, the more faithful is the simulator.
 """
 
 from __future__ import annotations
@@ -142,9 +143,10 @@ def replay(
 
 def start_costs_s(record: Record, lease_s: float, heavy: NDArray[np.bool_]) -> Floats:
     """Return for each job the cost of one start, in seconds. It is the sum of two times. The first is the time from the
-    round that decides the start until the processes run: the median over all starts. The second is the time per start
-    for which a job holds its GPUs in addition to its work. `heavy` jobs have long starts, because they load PyTorch:
-    they get the median over the `heavy` jobs, the other jobs get the median over the others.
+    round that decides the start until the processes run; it is the median over all starts of all jobs. The second is
+    the time per start for which a job holds its GPUs in addition to its work. For `heavy` jobs, whose starts are long
+    because they load PyTorch, the second time is the median over the `heavy` jobs; for the other jobs it is the median
+    over the other jobs.
     """
     timeline, events = Analysis(record).timeline, record.events
     starts = (events.kind == Kind.START) | (events.kind == Kind.RESUME)
@@ -162,7 +164,7 @@ def start_costs_s(record: Record, lease_s: float, heavy: NDArray[np.bool_]) -> F
 
 
 def whole_iterations(trace: Trace, cluster: Cluster, profiles: Profiles, time_scale: float) -> Jobs:
-    """The trace's jobs with their work as a whole number of iterations of their profiles, and scaled times."""
+    """The trace's jobs with their work as a whole number of iterations of their profiles, and scaled arrival times."""
     work = build_workload(trace.jobs, profiles, cluster, trace=trace)
     jobs = trace.jobs.take(np.arange(len(trace.jobs)))
     jobs.iterations = np.maximum(1.0, np.round(work.iterations))
@@ -319,7 +321,8 @@ def timed_command(options: ReplayOptions, model: str, iterations: float, *, torc
 
 
 def _options(options: ReplayOptions, folder: Path, profiles: Profiles) -> FleetOptions:
-    # here a restart costs the job time, unlike in a simulation without a restart cost
+    # `restart_cost` only decides `is_sticky`: a restart takes time here, so running jobs keep their GPUs unless the
+    # option `sticky` says otherwise
     chosen = TrainingConfig(sticky=options.sticky, restart_cost=1.0)
     return FleetOptions(
         folder=folder,

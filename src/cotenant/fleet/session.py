@@ -240,7 +240,7 @@ class Fleet:
     # -- work ------------------------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec, arrival_s: float | None = None) -> str:
-        """Queue a job that arrives at `arrival_s` of fleet time, or now. Returns its id."""
+        """Queue a job that arrives at `arrival_s` by the fleet's clock, or now. Returns its id."""
         return self.submit_all([spec], None if arrival_s is None else [arrival_s])[0]
 
     def submit_all(self, specs: Sequence[JobSpec], arrivals_s: Sequence[float] | None = None) -> list[str]:

@@ -47,8 +47,8 @@ class Place:
 @dataclass(frozen=True)
 class Assignment:
     """The nodes and resources of a job. `level`: number of the allotment of CPU and memory (policy/jobs/allotment.py);
-    `speed`: relative to the proportional share; `reserved`: whether a reservation started the job; `batch`: examples
-    per step that the policy chose, 0: the job's own.
+    `speed`: relative to the job's speed with the proportional share (the node's CPU and memory per GPU); `reserved`:
+    whether a reservation started the job; `batch`: examples per step that the policy chose, 0: the job's own.
     """
 
     places: tuple[Place, ...]
@@ -105,7 +105,8 @@ def assignment_from_dict(data: Mapping[str, Any]) -> Assignment:
 
 @dataclass(slots=True)
 class Attempt:
-    """One run of a job's processes, on all of its nodes. Times in fleet seconds."""
+    """One run of a job's processes, on all of its nodes. Times are seconds of the fleet's clock (controller/clock.py).
+    """
 
     n: int
     assignment: Assignment

@@ -58,8 +58,8 @@ class JobTable:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def add(self, specs: Iterable[tuple[JobSpec, float]]) -> list[Job]:
-        """Add jobs with their arrivals (fleet seconds); durable when this returns. Raises StoreError if the disk is
-        full.
+        """Add jobs with their arrivals, in seconds of the fleet's clock; durable when this returns. Raises StoreError
+        if the disk is full.
         """
         found = []
         for spec, arrival_s in specs:

@@ -24,7 +24,7 @@ class Leases:
         # node -> time at which an extension of its leases was last sent. If a node was unreachable for longer than
         # `every_s`, an extension is due as soon as it is back.
         self._extended_s: dict[str, float] = {}
-        self._ends_s: dict[str, float] = {}  # node -> time (in fleet time) by which all leases on that node have ended
+        self._ends_s: dict[str, float] = {}  # node -> time (fleet's clock) by which all leases on that node have ended
 
     def extend(
         self, orders: Mapping[str, list[dict[str, Any]]], here: Mapping[str, list[Job]], clocks_ns: Mapping[str, int],

@@ -252,8 +252,10 @@ class MisoPlanner:
         return False
 
     def _choose(self, job: Job, jobs: dict[str, Job], open_: dict[str, MisoGpu]) -> str | None:
-        """The GPU whose present jobs lose least if the job joins them. GPUs of one geometry are compared at a time; the
-        first of equally good GPUs wins."""
+        """Choose the GPU that a waiting job joins, by the simulator's rule (`choose_gpu`), which compares GPUs of one
+        geometry. The first geometry of which a GPU can take the job is used, and the first of equally good GPUs. None:
+        no GPU can take the job.
+        """
         by_geometry: dict[str, list[str]] = {}
         for uuid, gpu in open_.items():
             by_geometry.setdefault(gpu.geo.gpu, []).append(uuid)
@@ -270,7 +272,7 @@ class MisoPlanner:
         return None
 
     def _after_departure(self, gpu: MisoGpu, jobs: dict[str, Job]) -> None:
-        """Redistribute the slice that became free among the remaining jobs, if that pays, without a new measurement."""
+        """Give the remaining jobs the slice of a job that has ended, if that pays. Nothing is measured again."""
         if gpu.measurement is None and gpu.place:
             self._layout(gpu, jobs, keep=True)
 
@@ -308,12 +310,12 @@ class MisoPlanner:
         else:
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice, None, wish.limit)
         part = wish.share / len(node.gpus)
-        # rounded down, because the sum over the jobs must not exceed the node
+        # rounded down, because the CPUs of all jobs together must not be more than the node has
         cpus = math.floor(node.cpus * part * 1000) / 1000
         return Place(node.name, (share,), cpus, int(node.memory_bytes * part))
 
     def _speed(self, gpu: MisoGpu, name: str, jobs: dict[str, Job]) -> float:
-        """Estimated speed relative to the whole GPU; an equal share during the measurement."""
+        """Estimated speed of a job relative to the whole GPU. While n jobs are measured, 1/n is assumed for each."""
         place = gpu.place[name]
         if gpu.measurement is not None:
             return round(1 / len(gpu.place), 6)

@@ -26,7 +26,7 @@ LEAST_STEPS = 3
 @dataclass(frozen=True)
 class Wish:
     """The part of a GPU that a job should have now: at most `limit` of the SMs; `share` of the GPU is accounted to the
-    job. `slice`: kind and start of its slice, None during a measurement or alone on the GPU.
+    job. `slice`: kind and start of its slice; None if the job is being measured or has the whole GPU.
     """
 
     share: float
@@ -106,7 +106,7 @@ class MisoGpu:
 
     def _next_level(self, attempts: Mapping[str, int]) -> None:
         assert self.measurement is not None
-        # every job is restarted with another percentage, so only reports from its next attempt on count
+        # every job is restarted with the new percentage, so the reports of its present attempt do not count
         self.measurement.seen = {job: Steps(attempts.get(job, -1) + 1) for job in self.place}
 
     def see(self, job: str, attempt: int, step: int, at_s: float) -> None:
@@ -115,8 +115,8 @@ class MisoGpu:
             self.measurement.seen[job].see(attempt, step, at_s)
 
     def stays(self, job: str, attempt: int) -> None:
-        """Measure a job in its present attempt. The job already runs at this percentage, after an aborted measurement,
-        so it is not restarted.
+        """Measure a job in its present attempt, of number `attempt`. The job is not restarted, since an earlier
+        measurement, which was aborted, has started it with the MPS percentage that it needs now.
         """
         if self.measurement is not None and job in self.measurement.seen:
             steps = self.measurement.seen[job]

@@ -32,12 +32,13 @@ ABOVE_ALL = 2 * 10**9 + 1  # above all priorities that users can set, which are 
 
 @dataclass(frozen=True)
 class View:
-    """Input of a planner: time (fleet seconds), responsive nodes, arrived and unfinished jobs.
+    """Input of a planner: time in seconds of the fleet's clock (controller/clock.py), responsive nodes, arrived and
+    unfinished jobs.
 
-    Jobs are the controller's own objects, to be read only during the call. `early`: between two rounds, only free
-    resources may be assigned, so a plan should keep all running jobs. `pinned`: ids of jobs that would lose all their
-    work if they were stopped now, and have lost it before. `held`: resources of jobs that cannot be planned because one
-    of their nodes does not answer.
+    Jobs are the controller's own objects, to be read only during the call. `early`: the plan is made between two
+    rounds, such as when a job arrives or GPUs become free. It may assign only free resources, so it should keep all
+    running jobs. `pinned`: ids of jobs that would lose all their work if they were stopped now, and have lost it
+    before. `held`: resources of jobs that cannot be planned because one of their nodes does not answer.
     """
 
     now_s: float
@@ -71,7 +72,7 @@ class Planner(Protocol):
         """Raise InputError if the job could never be planned on these nodes."""
 
     def describe(self) -> dict[str, Any]:
-        """The planner's name and options, for status and records (`label` and `options` of RunInfo)."""
+        """The planner's name, as `label`, and its options by name, for status and for records of the fleet."""
 
     def fault(self) -> str:
         """Return in one sentence why the planner cannot plan for some jobs, such as a missing profile; "" if it can
@@ -79,7 +80,7 @@ class Planner(Protocol):
         """
 
     def warm_up(self) -> None:
-        """Compile or load everything that decisions need, before fleet time starts."""
+        """Compile or load everything that decisions need, before the controller runs."""
 
 
 class JobPlanner:
@@ -174,8 +175,8 @@ class JobPlanner:
         self, grants: tuple[Grant, ...], by_id: dict[str, Job], nodes: tuple[NodeSpec, ...], chooser: GpuChooser,
         plan: FleetPlan,
     ) -> None:  # fmt: skip
-        """Choose GPUs. Jobs that stay on their nodes keep their GPUs; then GPUs are chosen for the other jobs, in
-        order."""
+        """Choose GPUs. Jobs that stay on their nodes keep their GPUs; then GPUs are chosen for the other jobs, in the
+        order of `grants`, for parked jobs last."""
         moved: list[Grant] = []
         for grant in sorted(grants, key=lambda g: _parked(by_id[g.job])):
             job = by_id[grant.job]

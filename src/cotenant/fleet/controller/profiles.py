@@ -38,7 +38,7 @@ class ProfileBook:
         self._missing: dict[tuple[str | None, str], str] = {}
 
     def key(self, spec: JobSpec) -> str:
-        """Name of the job's profile in `merged`; InputError if there is no profile of that name."""
+        """Name of the job's profile in `merged`. Raises InputError if the profile that the job names does not exist."""
         wanted = (spec.profile, spec.model)
         if wanted not in self._keys:
             self._keys[wanted] = self._find(spec)
@@ -85,7 +85,9 @@ class ProfileBook:
         return key
 
     def length(self, spec: JobSpec) -> tuple[float, float]:
-        """(duration in seconds, iterations) of a job; NaN for a value that the job does not state."""
+        """Return (duration in seconds, iterations) of a job. A value that the job does not state is NaN, but if it
+        states neither, the duration is UNKNOWN_LENGTH_S.
+        """
         if spec.duration_s is not None:
             return spec.duration_s, math.nan if spec.iterations is None else spec.iterations
         if spec.iterations is not None:

@@ -115,8 +115,9 @@ def _profiles(run: dict[str, Any]) -> ProfileBook:
 
 
 def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSpec], stated: Bools) -> Any:
-    """Build the table of jobs of the record, with profile figures of each job that stated its length; without these
-    figures if a job no longer fits the cluster.
+    """Build the record's table of jobs, with each job's ideal CPU and memory by its profile. Jobs that state a duration
+    or iterations (`stated`) also get their run times alone by the profile. If a job no longer fits the cluster, the
+    table has nothing from profiles.
     """
     try:
         work = build_workload(arrays, book.merged(reference_share(nodes)), cluster)

@@ -89,8 +89,8 @@ class ReportIngest:
     def _report(
         self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], node_ns: int, now_s: float
     ) -> None:
-        # Times of a node are converted to fleet time, which stands still while there is no controller. No time of an
-        # attempt may precede one that is known already.
+        # Times of a node are converted to the fleet's clock, which stands still between two controllers if the machine
+        # reboots or the second one is on another machine. No time of an attempt may precede one that is known already.
         known_s = max(attempt.created_s, attempt.counted_s, attempt.started_s or 0.0)
 
         def fleet_s(at_ns: int) -> float:
@@ -116,7 +116,9 @@ class ReportIngest:
         self._credit(job, attempt, now_s)
 
     def _repeat(self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], now_s: float) -> None:
-        """Send orders again that a node cannot have received because the node or the controller was down."""
+        """Send an order again if the node's report shows that the order has not reached it. An order is lost if the
+        node or the controller is down.
+        """
         orders = self.table.orders[node]
         if report["phase"] == pages.ENDED:
             return
@@ -136,7 +138,7 @@ class ReportIngest:
                 )  # fmt: skip
 
     def _parking(self, node: str, job: Job, attempt: Attempt, parked: bool, now_s: float) -> None:
-        # the controller was killed after it had committed this change and before it sent the order for it
+        # the controller was killed after it had committed that the job is to be parked; it may not have sent the order
         if not parked:
             self.table.orders[node].append({"do": "park", "attempt": job.attempt_id()})
             return

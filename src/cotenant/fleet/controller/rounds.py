@@ -12,7 +12,7 @@ def round_row(view: View, plan: FleetPlan, decide_s: float) -> tuple[Any, ...]:
     held: dict[str, float] = {}
     cpus, memory = 0.0, 0
     running = dict(plan.assign)
-    if view.early:  # an early plan names only the jobs that it starts; all other running jobs keep their resources
+    if view.early:  # an early plan only starts jobs, so running jobs that it does not name keep their resources
         running |= {job.id: job.attempt.assignment for job in view.jobs if job.attempt is not None}
     for assignment in running.values():
         cpus += assignment.cpus

@@ -51,7 +51,8 @@ class Listener:
             if port is not None:
                 self.port = self._do(self._listen(self._bearer, lambda server: server.listen_loopback(port)))
                 self._write_port()
-            # this socket is opened last: its clients read the port and the token from files, which must exist by then
+            # this socket is opened last: a program that waits for it may then read the port and the token from their
+            # files
             self._do(self._listen(self._owner, lambda server: server.listen(self.folder / SOCKET_FILE, 0o600)))
             self._inode = (self.folder / SOCKET_FILE).stat().st_ino
         except WorkError:

@@ -13,8 +13,9 @@ Orders = Mapping[str, list[dict[str, Any]]]
 
 
 class Executor(ABC):
-    """Carries orders to the nodes' `NodeJobs` and their answers back. An executor makes no decisions and keeps no state
-    of importance: a new executor finds the same nodes and jobs. One test suite covers all executors.
+    """Carries orders to the nodes, and their answers back. On each node, a `NodeJobs` object (noderuntime/nodejobs.py)
+    executes the orders. An executor makes no decisions and keeps no state of importance: a new executor finds the same
+    nodes and jobs. One test suite covers all executors.
     """
 
     name: str
@@ -27,14 +28,15 @@ class Executor(ABC):
 
     @abstractmethod
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
-        """Send each named node its orders and return the answers (`NodeJobs.exchange`). None: no answer came, and it is
-        unknown whether the orders arrived. Never raises for a vanished node.
+        """Send each named node its orders and return the answers of `NodeJobs.exchange`. `epoch`: number of the
+        controller's run, by which nodes refuse orders of an older controller. None: no answer came, and it is unknown
+        whether the orders arrived. Never raises for a vanished node.
         """
 
     @abstractmethod
     def read_log(self, node: str, path: str, offset: int) -> tuple[bytes, int]:
-        """Return a piece of a job's log (`nodejobs.read_log`); called from other threads than the controller's. Empty
-        if the node is gone.
+        """Return some bytes of a job's log from `offset` (negative: from the end), and the offset after them. There are
+        none if the node is gone. Called from other threads than the controller's.
         """
 
     def fault(self) -> str:

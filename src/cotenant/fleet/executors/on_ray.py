@@ -47,8 +47,9 @@ class Coming:
 
 
 class RayExecutor(Executor):
-    """Nodes of a Ray cluster. `address` None: a local cluster, started if absent and again when it dies; `pretend`:
-    pretended nodes instead of the machines' own GPUs; `token_folder`: where `ray_head` created the cluster.
+    """Nodes of a Ray cluster. `address` None: a local cluster, started if absent and again when it dies. `pretend`:
+    pretended nodes, whose GPUs have no devices, to be spread over the machines; None: each machine is a node with its
+    own GPUs. `token_folder`: folder with the token of the cluster at `address`, if `ray_head` started that cluster.
     """
 
     name = "ray"

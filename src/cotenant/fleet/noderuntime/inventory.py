@@ -1,4 +1,6 @@
-"""Descriptions of nodes: this machine with its GPUs, a node with the GPUs of an agent, pretended nodes of a cluster."""
+"""Descriptions of nodes: this machine with its GPUs, a node with the GPUs of an agent, and pretended nodes, which have
+the resources of a described cluster but no devices.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def agent_node(name: str, folder: Path) -> NodeSpec:
 
 
 def nodes_of_cluster(cluster: Cluster) -> tuple[NodeSpec, ...]:
-    """Pretended nodes of a cluster in the notation of simulations, without those that have no GPUs."""
+    """Return a pretended node for each node of a cluster, described as for a simulation, that has GPUs."""
     found: list[NodeSpec] = []
     for group in cluster.groups:
         for _ in range(group.count if group.gpus else 0):

@@ -41,15 +41,16 @@ class MigSlices:
 
     def __init__(self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control") -> None:
         self._nvml, self._mps = nvml, MpsDaemons(folder, command)
-        # file with the instance of each attempt; it is on disk, since jobs outlive this process
+        # file with the instance of each attempt that runs under MPS; it is on disk, since jobs outlive this process
         self._book = folder / "slices.json"
         self._under_mps: dict[str, Gpu] = {}
         for attempt, uuid in (read_json(self._book) or {}).items():
             self._enter(attempt, str(uuid), 1.0)
 
     def environment(self, attempt: str, share: dict[str, Any]) -> dict[str, str]:
-        """Environment with which a job's processes run on their slice, which exists when this returns. `share`: `uuid`,
-        `slice`, and `limit` (0..1 of the slice) if several jobs share it under MPS.
+        """Create an attempt's slice if it does not exist, and return the environment with which the job's processes run
+        on it. `share`: `uuid` of the GPU, `slice`, and `limit` (0..1 of the slice) if several jobs share the slice
+        under MPS.
         """
         with self._nvml() as nvml:
             uuid = ensure_instance(nvml, share["uuid"], parse_placement(str(share["slice"])))
@@ -61,8 +62,8 @@ class MigSlices:
         return visible | environment
 
     def leave(self, attempt: str) -> None:
-        """Release the slice of an attempt whose processes have ended. After the last job, the instance's MPS daemon is
-        ended, since it would keep the instance in use."""
+        """Release the slice of an attempt whose processes have ended, if it was shared under MPS. After its last job
+        the instance's MPS daemon is ended, since it would keep the instance in use."""
         instance = self._under_mps.pop(attempt, None)
         if instance is not None:
             self._mps.revoke(attempt)

@@ -1,6 +1,6 @@
 """The jobs of one node. The class NodeJobs executes the controller's orders, and reports what the jobs do. All state is
-in a folder; a later process that opens the folder finds the jobs. The local executor has one NodeJobs object per
-pretended node in its own process; the Ray executor has one actor per node, with one such object. Uses the standard
+in a folder; a later process that opens the folder finds the jobs. With the local executor, the controller's process has
+a NodeJobs object for each node. With the Ray executor, each node has an actor with one such object. Uses the standard
 library only.
 """
 
@@ -183,7 +183,7 @@ class NodeJobs:
         _wake(attempt)
 
     def _do_park(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Park a job by the agent: move its memory off its GPUs."""
+        """Park a job: the agent moves the job's memory off its GPUs."""
         from cotenant.fleet.noderuntime.tenancy import park
 
         attempt = self.attempts[order["attempt"]]
@@ -193,7 +193,7 @@ class NodeJobs:
         return answer
 
     def _do_resume(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Undo park."""
+        """Resume a parked job: the agent moves the job's memory back to its GPUs."""
         from cotenant.fleet.noderuntime.tenancy import resume
 
         attempt = self.attempts[order["attempt"]]
@@ -203,7 +203,7 @@ class NodeJobs:
         return answer
 
     def _do_forget(self, order: dict[str, Any]) -> None:
-        """Forget ended attempts to run a job whose end the controller has committed, and delete their folders."""
+        """Delete the folders of attempts that have ended, after the controller has committed that they have ended."""
         for name in order["attempts"]:
             attempt = self.attempts.get(name)
             if attempt is not None and attempt.page.get("phase") == ENDED:
@@ -240,7 +240,7 @@ class NodeJobs:
         return dict(os.environ) | own | visible | given
 
     def _slice(self, order: dict[str, Any]) -> dict[str, str]:
-        """Create the job's MIG slice unless the instance existed before; returns its environment."""
+        """Create the MIG slice that an order to start asks for; returns the environment of processes on that slice."""
         share = order["gpus"][0] if order["gpus"] else {}
         instances = bool(share) and mechanisms.find(share["mechanism"]).capabilities.instances
         if not instances or share.get("instance") is not None:
@@ -254,7 +254,7 @@ class NodeJobs:
         return self.slices.environment(order["attempt"], share)
 
     def _limits(self, cpus: float, memory_bytes: int) -> dict[str, Any]:
-        """Limits of an attempt on this node. Cores: as many free ones as whole cores were granted, at least one."""
+        """Limits of an attempt on this node. It is pinned to free cores: `cpus` rounded down, but at least one."""
         limits: dict[str, Any] = {"cpus": cpus, "granted_bytes": memory_bytes}
         if self.spec.cores:
             taken = {core for attempt in self.attempts.values() for core in attempt.limits.get("cores", ())}

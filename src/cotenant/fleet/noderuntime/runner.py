@@ -1,8 +1,9 @@
-"""The runner of one attempt on one node: starts its processes, enforces its lease, stops it, records its exit.
+"""The runner of one attempt to run a job, on one node: starts the attempt's processes, stops them on request or when
+the attempt's lease ends, and records how they ended.
 
-Run as `python -I -S runner.py FOLDER` (see `attempt.runner_command`). It has a session of its own and depends on no
-other process: if the controller, a node's actor and Ray are killed, it still ends its job when the lease ends. If the
-runner dies, its processes die with it.
+Run as `python -I -S runner.py FOLDER` (see `attempt.runner_command`). The runner has a session of its own and depends
+on no other process: if the controller, a node's actor and Ray are killed, it still ends its job when the lease ends. If
+the runner dies, its processes die with it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Runner:
         self.asked = ""
         self.deadline_ns = 0  # time at which all remaining processes get SIGKILL
         self.shells: set[int] = set()  # pids of ranks that were shells when the job was asked to stop
-        self.remind_ns = 0  # time at which programs that a rank's shell still waits for get SIGTERM
+        self.remind_ns = 0  # time at which SIGTERM is sent to the programs for which shells still wait (`remind`)
         self.oom = self.killed = False
         self.error, self.lost = "", False
         self.cpu_s, self.max_rss_bytes = 0.0, 0
@@ -217,8 +218,8 @@ class Runner:
             _kill(pid, signal.SIGCONT)
 
     def remind(self) -> None:
-        """Send SIGTERM to the programs that a shell still waits for after half of the grace time. A shell that catches
-        SIGTERM runs its trap only after the program in front of it has ended, so that program has got no signal yet.
+        """Send SIGTERM to the programs for which a rank's shell still waits after half of the grace time. A shell that
+        catches SIGTERM does not pass it on, and runs its trap only after the program for which it waits has ended.
         """
         self.remind_ns = 0
         for shell in self.shells & self.ranks.keys():
@@ -244,12 +245,13 @@ class Runner:
             code = code if code >= 0 else 128 - code
             by_signal = code == 128 + signal.SIGTERM
             if self.asked and (by_signal or pid in self.shells) and self._pass_on(rank):
-                # the shell's exit status is the rank's if SIGTERM ends all programs that the shell left behind
+                # The shell's exit status counts as the rank's, unless a program that the shell left behind ends later
+                # in another way than by SIGTERM.
                 if not by_signal:
                     self.codes[rank] = code
                 continue
-            # if a rank has several processes, its exit status is that of one that did not end by SIGTERM, if there is
-            # one
+            # If a rank has several processes, one that SIGTERM has ended does not replace the exit status of an earlier
+            # one.
             if rank not in self.codes or not by_signal:
                 self.codes[rank] = code
             # processes that the rank left in its process group are of no use without the rank
@@ -288,7 +290,7 @@ class Runner:
         for pid in self.ranks:
             _kill(-pid, signal.SIGKILL)
             _kill(pid, signal.SIGKILL)
-        # SIGKILL is sent again, because a process may have been inside a system call
+        # SIGKILL is sent again after 1 s, because a killed shell may have left programs, which then count as its rank
         self.deadline_ns = time.monotonic_ns() + 1_000_000_000
 
     # -- ending ----------------------------------------------------------------------------------------------------
@@ -335,7 +337,7 @@ class Runner:
 
 
 def _is_shell(pid: int) -> bool:
-    """Return whether a process runs a shell, be it by its name or as the interpreter of a script."""
+    """Return whether the program that a process executes is a shell. A shell script is executed by a shell, too."""
     try:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in SHELLS
     except OSError:

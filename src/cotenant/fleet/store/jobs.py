@@ -188,8 +188,8 @@ class Store:
             )
 
     def may_extend(self) -> bool:
-        """Whether leases may be extended. With a shared store a write of this controller must succeed first: a replaced
-        controller must not keep jobs running whose end its successor waits for.
+        """Whether leases may be extended. With a shared store a write of this controller must succeed first, since
+        another controller may have replaced it and may be waiting for the jobs' leases to end.
         """
         if not self._db.shared:
             return True
@@ -259,7 +259,8 @@ class Store:
         )
 
     def add_round(self, row: tuple[Any, ...]) -> None:
-        """Insert one decision of the policy: the columns of a record's rounds, its duration in s, whether it was early.
+        """Insert one decision of the policy: the columns of a record's rounds, how long the decision took in s, and
+        whether it was early (made between two rounds).
         """
         self._write("INSERT INTO rounds VALUES (?,?,?,?,?,?,?,?,?,?)", [row])
 
@@ -283,7 +284,7 @@ class Store:
         return 0 if found is None else int(found) + 1
 
     def last_s(self) -> float:
-        """The latest time (fleet seconds) in the store."""
+        """The latest time in the store, in seconds of the fleet's clock."""
         found = self.rows("SELECT MAX(time_s) FROM events")[0][0]
         return max(float(self.meta("time_s") or 0.0), float(found or 0.0))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import psycopg
 
 SILENT_S, BEAT_S, TRY_EVERY_S = 10, 2.0, 1.0
-# a client that waited for a silent server for ever would keep a controller alive that has no store
+# timeouts, since a connection to a server that no longer answers would otherwise block the controller for ever
 CONNECTION = {
     "connect_timeout": 5, "keepalives_idle": 3, "keepalives_interval": 2, "keepalives_count": 3,
     "tcp_user_timeout": 9000, "application_name": "cotenant fleet",

@@ -1,5 +1,5 @@
-"""Computes the JSON patch that gives each requesting container of a pod its share, as `cotenant run` does for a
-program. Pure functions.
+"""Computes the JSON patch for a pod. The patch gives each container that requests a share of a GPU that share, as the
+command `cotenant run` does for a program. Pure functions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Patch:
             self._do(value, *path)
 
     def append(self, value: Any, *path: str | int) -> None:
-        """Append to a list of the pod, which is created if it is missing."""
+        """Append a value to a list in the pod. If the list is missing, it is created."""
         if not self.at(*path):
             self.put([value], *path)
         else:
@@ -90,8 +90,8 @@ def pointer(*path: str | int) -> str:
 
 
 def mutate(pod: Pod, injection: Injection | None = None, namespace: str | None = None) -> list[Operation]:
-    """Return the patch that gives every requesting container its share; empty for a pod that requests no share or is
-    already patched. `namespace`: where the pod is created, if the pod does not state it. InputError says what is
+    """Return the patch that gives every container the share that it requests; empty for a pod that requests no share or
+    is already patched. `namespace`: where the pod is created, if the pod does not state it. InputError says what is
     wrong with the request.
     """
     return _changed(pod, injection or Injection(), namespace).operations

@@ -41,8 +41,9 @@ def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes:
 
 
 def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
-    """Return claim templates for the requesting containers of a pod, and the pod, which requests claims instead of
-    units. As with units, an init container uses the claim of a later container, since they never run at the same time.
+    """Return claim templates for the containers of a pod that request a share of a GPU, and the pod changed so that it
+    requests claims instead of units. As with units, an init container uses the claim of a later container, since they
+    never run at the same time.
 
     The share is also written into the pod's annotations, from which the limits of every pod are read. Raises InputError
     if containers request different shares by resources, which annotations cannot express.
