@@ -141,7 +141,8 @@ for _service, _package in DRA_PLUGINS.values():
 
 
 def handler(service: str, target: object) -> grpc.GenericRpcHandler:
-    """A server's handler for a service: it calls the methods of `target` with the same names."""
+    """Return a server's handler for a service. Each method of the service is answered by the method of `target` that
+    has the same name."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, call in SERVICES[service].items():
         make = grpc.unary_stream_rpc_method_handler if call.streams else grpc.unary_unary_rpc_method_handler

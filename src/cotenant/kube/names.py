@@ -12,7 +12,8 @@ DOMAIN = "cotenant.dev"
 REQUEST = f"{DOMAIN}/request"
 LIMIT = f"{DOMAIN}/limit"
 MEMORY = f"{DOMAIN}/memory"
-# the least strength with which the pod's memory limit must be enforced, such as `driver`
+# the weakest enforcement of the memory limit that the pod accepts: a value of core.strength.Strength, such as `driver`
+# (enforcement by NVIDIA's kernel driver)
 ENFORCE_MEMORY = f"{DOMAIN}/enforce-memory"
 CONTAINERS = f"{DOMAIN}/containers"
 INJECT = f"{DOMAIN}/inject"

@@ -1,6 +1,5 @@
-"""Main loop of the node's device plugin: GPUs and their health, the binder, and the DRA driver; the registrar runs
-beside it.
-"""
+"""Main loop of the node's device plugin. Each round updates the GPUs and their health, the binder and the DRA driver.
+The registrar registers the node's resources with the kubelet in a thread of its own."""
 
 from __future__ import annotations
 
@@ -160,8 +159,8 @@ class NodePlugin:
             escaped = [row for row in status["unseen"] if row["holder"] and row["holder"]["kind"] == "pod"]
             self.state.metrics.escaped = len(escaped)
             self._binder.escaped(escaped)
-        # all nodes of a chart have the same settings, so the GPU that is named may belong to another node; or the GPU
-        # is broken
+        # A missing GPU is reported in each round, but does not end the plugin. All nodes of a cluster have the same
+        # settings, so the GPU may belong to another node, or it is broken.
         if missing:
             raise WorkError(f"the agent has no GPU {', '.join(missing)} to offer as a whole")
 

@@ -23,9 +23,9 @@ PLAIN_BYTES = 1 << 20  # a number of memory units of at least this was probably 
 
 @dataclass(frozen=True)
 class ContainerShare:
-    """One container's share of a GPU. The scheduler counts `units` and `memory_units`; the agent enforces all other
-    values. `gpus` above 0: the container gets this many whole GPUs, and no units.
-    """
+    """One container's share of a GPU. The scheduler counts `units` and `memory_units`. The agent enforces `request`,
+    `limit` and `memory_bytes`; `enforce_memory` is the weakest enforcement of memory that the pod accepts. `gpus` above
+    0: the container gets this many whole GPUs, and no units."""
 
     container: str
     list_name: str  # the list in the pod's spec: containers or initContainers
@@ -160,7 +160,8 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
             if claimed and resources[name]:
                 why = f"container {name} takes units, and the pod is placed by claims; keep one of them"
                 raise InputError(why, field=key_field(names.PLACED_BY))
-            # no request is stated: it is set to the limit, so that only the part that the claim has bounds it
+            # The annotations state no request, so it is set to the limit here. The binder then reduces it to the part
+            # of a GPU that the container's claim has.
             if claimed and terms[0] is None:
                 share = dataclasses.replace(share, request=share.limit)
             found.append(dataclasses.replace(share, ends=ends, claimed=claimed))

@@ -35,7 +35,8 @@ PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
 
 
 class LoadEntry(Strict):
-    """The setting `load`: the requests to send, relative to the planned rates."""
+    """The setting `load`: which requests are sent. By default each service gets the rate of the services file, for
+    which the server's plan is made."""
 
     rate: str = "x1"
     """Factor on the planned rates."""
@@ -204,8 +205,8 @@ def make_plan(problem: Problem, seed: int) -> ServingPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of an experiment. `simulated` is None if the server replanned, since the simulator does not support
-    replanning."""
+    """Result of an experiment. `simulated` is None if the server replanned or the rates changed in steps, since neither
+    can be simulated."""
 
     experiment: Experiment
     plan: ServingPlan | None
@@ -215,8 +216,7 @@ class Outcome:
 
     def summary(self) -> dict[str, Any]:
         """Return the experiment's result for JSON: the live run as `cotenant load` reports it, the simulated run, and
-        their differences.
-        """
+        the ratios of the live latency percentiles to the simulated ones."""
         live = self.result.summary()
         out: dict[str, Any] = {"title": self.experiment.raw.title, **live, "server_exit_code": self.server_code}
         if self.plan is not None:

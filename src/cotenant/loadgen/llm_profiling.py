@@ -21,7 +21,7 @@ from cotenant.workloads.llm.trace import make_trace
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 1024, 4096)
-TOKENS = 32  # number of tokens of an answer between which times are measured
+TOKENS = 32  # number of tokens of each answer in a measurement of decode, which times the intervals between them
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:
 
 
 def limits(target: Target, model: str) -> int | None:
-    """Return the largest number of tokens of a request that the engine reports; None if it reports none."""
+    """Return the engine's limit on the tokens of one request, as its API reports it; None if it reports no limit."""
     _, content = replace(target, prefix=target.prefix.removesuffix("/v1")).ask("/v1/models")
     try:
         rows = {row["id"]: row.get("max_model_len") for row in content["data"]}

@@ -2,7 +2,8 @@
 answered yet; latencies count from these times.
 
 One thread, epoll and a kernel timer: asyncio's timers have a resolution of a millisecond, which at thousands of
-requests per second would dominate the measurement. The delay of each request's sending is recorded, never corrected.
+requests per second would dominate the measurement. The time at which each request was really sent is recorded, but a
+delay is not subtracted from the latency.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ class OpenAiResult:
         return None
 
     def summary(self) -> dict[str, Any]:
-        """Return figures per model as the simulator reports them, and how late requests were sent."""
+        """Return the figures of each model, with the keys that the simulator's results have, and how late requests were
+        sent."""
         sent = self.sent_s >= 0
         late = (self.sent_s[sent] - self.times.due_s[sent]) * 1e3
         rows = self.times.rows(self.test.promises, self.duration_s)
@@ -122,7 +123,8 @@ class Requests:
         return prompt_text(int(self._test.trace.prompt[row]), f"{self._test.seed}/{index}")
 
     def request(self, index: int, row: int) -> bytes:
-        """Return head and body of a request with the lengths of a row of the trace."""
+        """Return head and body of request number `index`. The lengths of its prompt and answer, in tokens, are those of
+        row `row` of the trace."""
         test, text = self._test, self.prompt(index, row)
         asked = {"messages": [{"role": "user", "content": text}]} if test.endpoint == "chat" else {"prompt": text}
         body = orjson.dumps({

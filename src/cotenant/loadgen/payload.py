@@ -1,6 +1,7 @@
-"""Request contents: the inputs that a server's models take, and requests with a number of their own.
+"""Makes the contents of requests: random inputs that fit a server's models, and a number for each request.
 
-The number is returned as the protocol's request `id`, so that an answer that belongs to another request is detected.
+The number is sent as the request's `id`, which the protocol's servers return in the answer. So an answer that belongs
+to another request is detected.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def ask_slos(target: Target) -> dict[str, float]:
 
 
 def random_inputs(form: Form, batch: int, seed: int, sizes: Mapping[str, Sequence[int]] | None = None) -> list[Tensor]:
-    """Return random tensors that fit a model's inputs: the first free dimension is the batch, others have `sizes` or
-    FREE_SIZE.
-    """
+    """Return random tensors that fit a model's inputs. `sizes`: for an input, its whole shape or its shape without the
+    first dimension, the batch. Without `sizes`, the first dimension is `batch` if the model allows any size there, and
+    every other dimension of any size is FREE_SIZE."""
     rng = np.random.default_rng(seed)
     made = []
     for name, datatype, shape in form.inputs:
@@ -113,9 +114,9 @@ def _data(datatype: str, count: int, rng: np.random.Generator) -> bytes:
 
 @dataclass
 class Payload:
-    """Requests of one service over HTTP. Their bytes are made once, except for the number. `check`: an answer must
-    contain the number and the model's name (answers of servers that return no id are assumed to be right).
-    """
+    """The requests of one service over HTTP. They differ only in the request's number; all other bytes are made once.
+    `check`: an answer must contain the request's number and the model's name (answers of servers that return no id are
+    assumed to be right)."""
 
     target: Target
     model: str

@@ -21,10 +21,9 @@ COLUMNS = ("service", "scheduled_s", "sent_s", "finished_s", "inference_ms", "to
 
 @dataclass(frozen=True)
 class LoadResult:
-    """The result of one load test. `rows` (n,) of ROW in order of schedule: seconds from the start, ms for `inference`,
-    -1 for events that did not happen. `wrong`: answers that belonged to another request; `stray`: answers to no open
-    request.
-    """
+    """The result of one load test. `rows`: one ROW per request, in the order of their scheduled times. Times in a row
+    are seconds from the start, except for `inference`, which is in ms; -1 stands for events that did not happen.
+    `wrong`: number of answers that belonged to another request; `stray`: number of answers to no open request."""
 
     services: tuple[LoadService, ...]
     rows: np.ndarray
@@ -149,9 +148,8 @@ class LoadResult:
 
 
 def rows_of(loop: Loop, services: Sequence[LoadService]) -> np.ndarray:
-    """Return the requests of a finished loop, as an array of ROW. Answers that exceed their service's SLO get the
-    outcome late.
-    """
+    """Return the requests of a finished loop, as an array of ROW. The outcome of an answer that exceeds its service's
+    SLO is LATE."""
     records = loop.records
     rows = np.zeros(len(records.svc), ROW)
     rows["svc"] = records.svc

@@ -22,7 +22,9 @@ from cotenant.loadgen.result import LoadResult, merge, rows_of
 from cotenant.loadgen.schedule import LoadService, Schedule, build_schedule
 from cotenant.loadgen.target import Target
 
-TELL_S = 0.1  # time between two reports of a sender's progress, in s
+# seconds between two calls of `tell` by a sender's loop; the sending process reports its progress in every fifth call
+# (sender.PORTIONS)
+TELL_S = 0.1
 START_IN_S = 0.6  # all senders start at the same time, this long after the last one is ready
 MAX_SENDERS = 64
 
@@ -117,7 +119,8 @@ def run_here(
 
 
 def run_load(test: LoadTest, tell: Callable[[Sequence[Progress]], None] | None = None) -> LoadResult:
-    """Run a load test with `test.senders` processes; `tell` gets the progress of each twice a second."""
+    """Run a load test with `test.senders` processes. Each process reports its progress twice a second; `tell` gets the
+    last report of every process."""
     if not 0 < test.timeout_s < 1e9:
         raise InputError(f"timeout must be above 0 s, not {test.timeout_s:g} s", field="timeout")
     if not 1 <= test.senders <= MAX_SENDERS:

@@ -17,9 +17,9 @@ MAX_CLIENTS = 100_000
 
 @dataclass(frozen=True)
 class LoadService:
-    """One service under load. `rates_rps`: one rate, or several that alternate cyclically, one per `step` seconds;
-    empty for closed loops and traces as recorded. `slo_ms` None: no answer is late.
-    """
+    """One service under load. `rates_rps`: one rate, or several that follow each other in steps, and then begin again
+    with the first (the test states the length of a step); empty for closed loops and traces as recorded. `slo_ms` None:
+    no answer is late."""
 
     name: str
     rates_rps: tuple[float, ...]

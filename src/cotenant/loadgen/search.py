@@ -64,12 +64,16 @@ def find_max(
     confirm: Callable[[float, int], R] | None = None, note: Callable[[Probe[R]], None] | None = None,
     step: float = 0.0,
 ) -> Found[R]:  # fmt: skip
-    """Find the largest factor on the load at which the SLOs hold, by tests: `probe(factor, number)` runs one.
+    """Find the largest factor on the load at which the SLOs hold, by tests. `probe(factor, number)` runs a test and
+    returns its result; `number` counts the tests from 0, so that each can have other random requests.
 
     The search raises the factor from 1 (or lowers it, if the first test fails) until one test passed and one failed,
     then bisects the interval geometrically to `tolerance`. A higher load can pass where a lower one failed, so the
-    result is only a factor that passed, next to one that failed; `confirm` tests it again, and lower ones if it fails.
-    `step`: only its multiples are tested (1/8 for a load of 8 requests in flight).
+    result is only a factor that passed, next to one that failed. `confirm` runs a longer test at that factor; if
+    it fails, `confirm` tests smaller factors.
+
+    `step`: only multiples of it are tested. With a load of 8 requests in flight the step is 1/8, so that each tested
+    load is a whole number of requests.
     """
     if not 0 < target <= 1:
         raise InputError(f"target must be above 0 % and at most 100 %, not {100 * target:g} %", field="target")

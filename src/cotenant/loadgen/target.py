@@ -16,7 +16,9 @@ ASK_WITHIN_S = 10.0
 
 @dataclass(frozen=True)
 class Target:
-    """A server: `scheme` http, https or grpc(s), with its token and certificates."""
+    """A server and how to connect to it. `scheme`: http, https, grpc or grpcs; `prefix`: what precedes the path of
+    every request; `token`: bearer token; `cafile`: CA certificates to trust; `insecure`: the server's certificate is
+    not checked."""
 
     scheme: str
     host: str

@@ -41,8 +41,7 @@ def library_path(name: str) -> Path:
 
 def compiled(checkout: Path) -> Path:
     """Return the folder with a checkout's libraries. They are compiled first if a source has changed; a lock ensures
-    that only one process does so at a time. Raises InputError.
-    """
+    that only one process does so at a time. Raises InputError if they cannot be compiled."""
     out = checkout / "build" / "native"
     if not _is_stale(checkout, out):
         return out

@@ -1,8 +1,9 @@
 """Calls the shim's compiled rules from Python: whether a best-effort (BE) launch may go while latency-sensitive (LS)
 work is active, and whose chunk is copied next on a PCIe link.
 
-`FloorRule` and `FloorState` are structs shared with C; `may_go` and `went` change the state in place. Times are whole
-nanoseconds.
+The structs are shared with C: `FloorRule` has the settings of the rule for BE launches, `FloorState` what the rule
+remembers about a program's launches. The functions `may_go`, `went` and `ended` change the state in place. Times are
+whole nanoseconds.
 """
 
 from __future__ import annotations

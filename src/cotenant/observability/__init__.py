@@ -1,4 +1,4 @@
 """The live page, its event stream and the Prometheus metrics of the agent, servers and the fleet's controller.
 
-It uses only the standard library.
+This package uses only the standard library.
 """

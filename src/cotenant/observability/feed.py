@@ -11,21 +11,23 @@ Sections and their fields (times in seconds, shares as fractions 0..1, memory in
     gpus       node, index, model, memory_bytes, memory_used_bytes, holder (the tenant whose turn it is),
                promised (sum of the fractions that tenants are due)
     shares     one row per tenant, service or job on a GPU: gpu (key of a GPU), tenant, kind (job, service, tenant),
-               mechanism, granted (fraction of the GPU that it is due), limit (fraction that it may use at most),
-               got (fraction that it has used lately), short_s (for how long it has got less than it is due),
-               memory_bytes, memory_limit_bytes, memory_by (what enforces that limit), sms (words), state,
-               residency (where its memory is, in words), holding (whether it has a turn), waiting (whether it waits
-               for one), waited_s, turns (number of its turns), note, class (best-effort, latency-sensitive),
+               mechanism (by which the GPU is shared), granted (fraction of the GPU that it is due), limit (fraction
+               that it may use at most), got (fraction that it has used lately), short_s (for how long it has got less
+               than it is due), memory_bytes, memory_limit_bytes, memory_by (what enforces that limit), sms (how many
+               multiprocessors it may use, in words), state, residency (where its memory is, in words), holding
+               (whether it has a turn), waiting (whether it waits for one), waited_s, turns (number of its turns), note,
+               class (best-effort, latency-sensitive),
                floor (of a best-effort tenant: "held off" while its launches wait; of a latency-sensitive one: "holds"
                while its work is active)
-    hours      minutes: for each minute of the last hour, oldest first, the fractions of the GPU [due, received] of the
-               share with this key, or null
+    hours      one row per row of `shares`, with the same key: minutes (a list with an entry for each minute of the last
+               hour, oldest first: [due, received] as fractions of the GPU, or null)
     services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped and failed (numbers of requests), queue (number of
                waiting requests), places (the GPUs that it runs on, in words), state,
                part_of (the application of which the service is a stage)
     models     state, gpu (key of a GPU), memory_bytes, queue (number of waiting requests), open (number of requests
                that the program serves), ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms, tpot_slo_ms, attainment,
-               switches and switch_s (number and total time of starts, evictions, restores and stops), failed, fault
+               switches and switch_s (number and total time of starts, evictions, restores and stops), failed
+               (number of requests), fault (why the model is unavailable)
     jobs       name, state, reason (of the state), gpus and place (words), progress (fraction done), waited_s, ran_s
     decisions  time_s (unix), source, text
     warnings   source, about, text

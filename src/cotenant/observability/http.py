@@ -1,4 +1,5 @@
-"""A small HTTP server for the live page and the metrics. It answers only GET and HEAD, and all sizes are bounded."""
+"""A small HTTP server for the live page and the metrics. It answers only GET and HEAD; the size of a request and the
+numbers of connections and viewers are limited."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ class LiveServer:
         self._viewers = 0
 
     async def start(self) -> None:
-        """Listen for viewers; `port` 0 is replaced by a free port. Raises WorkError if that fails."""
+        """Listen for viewers; `port` 0 is replaced by a free port. Raises WorkError if the address cannot be used."""
         try:
             self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_BYTES)
         except OSError as error:

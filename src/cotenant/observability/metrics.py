@@ -149,7 +149,7 @@ FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Peak memory 
 
 
 def _of(*owners: str) -> tuple[Metric, ...]:
-    """Return the metrics of this module whose names begin with cotenant_OWNER_, in order."""
+    """Return the metrics of this module whose names begin with cotenant_OWNER_, in the order of their definition."""
     starts = tuple(f"cotenant_{owner}_" for owner in owners)
     return tuple(each for each in globals().values() if isinstance(each, Metric) and each.name.startswith(starts))
 

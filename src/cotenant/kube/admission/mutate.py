@@ -17,8 +17,8 @@ from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
-# names that NVIDIA's hook reads: both variables, also with a final S; which spelling counts if a container has both is
-# not documented
+# names that the hook of NVIDIA's container toolkit reads: both variables, also with a final S; which spelling counts if
+# a container has both is not documented
 HOOK_VARIABLES = (*MEMORY_VARIABLES, *(f"{name}S" for name in MEMORY_VARIABLES))
 # If a pod sets LD_PRELOAD by reference (valueFrom), its value is kept in this variable.
 USER_PRELOAD = "COTENANT_USER_PRELOAD"
@@ -32,9 +32,10 @@ class Injection:
     host_libraries: str = str(names.HOST_LIBRARIES)
     host_sockets: str = str(names.HOST_SOCKETS)
     mounts: bool = True
-    # the runtime class that is set for pods without one; None: their runtime class is not changed
+    # the runtime class that the webhook sets in pods that name none; None: the webhook sets no runtime class
     runtime_class: str | None = None
-    # whether the nodes have NVIDIA's hook, which sets the driver's memory limits by two variables of the container
+    # whether the nodes have NVIDIA's container toolkit with the hook that limits GPU memory in the driver; it reads the
+    # limits from a container's MEMORY_VARIABLES
     memory_hook: bool = False
 
 

@@ -125,7 +125,8 @@ async def _lifespan(receive: Receive, send: Send) -> None:
 
 
 class LiveContext:
-    """A TLS context whose certificate can be replaced: new connections use the new one, existing ones continue."""
+    """A TLS context whose certificate can be replaced. New connections use the new certificate; existing connections
+    continue."""
 
     def __init__(self, client_ca: Path | None = None) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -136,8 +136,8 @@ class Binder:
     def _orders(
         self, devices: dict[PodKey, Devices], claimed: Mapping[PodKey, PodClaims]
     ) -> tuple[list[Order], set[str]]:
-        """The tenants to make for all pods, and the UIDs of pods whose annotations are invalid now. Pods of the second
-        kind keep their present shares."""
+        """Return the tenants to make for all pods, and the UIDs of the pods whose annotations are invalid now. Those
+        pods keep their present shares."""
         orders: list[Order] = []
         unclear: set[str] = set()
         for key, containers in devices.items():
@@ -153,9 +153,9 @@ class Binder:
         return orders, unclear
 
     def _claimed(self, fresh: bool) -> tuple[dict[PodKey, PodClaims], set[str]]:
-        """Claims of pods that have devices by claims, and UIDs of pods whose claims or annotations cannot be read now.
-        `fresh`: the list of this node's pods is complete, so claims of pods that are not listed can be forgotten.
-        """
+        """Return the claims of pods that have devices by claims, and the UIDs of the pods whose claims or annotations
+        cannot be read now. `fresh`: the list of this node's pods is complete, so claims of pods that are not listed can
+        be forgotten."""
         found: dict[PodKey, PodClaims] = {}
         unclear: set[str] = set()
         if self._claims is None:

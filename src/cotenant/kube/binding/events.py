@@ -40,7 +40,8 @@ class PodEvents:
         except ApiError as error:
             if error.status != 409:  # status 409: a previous plugin has already written this event
                 LOG.warning(f"pod {metadata['namespace']}/{metadata['name']}: {reason}: {message} (no event: {error})")
-            # errors of the 4xx kind, such as a namespace that is being deleted, would occur again
+            # after status 400 to 428 the event is not written again: the error would occur again, for example because
+            # the namespace is being deleted; after any other error `say` may try again
             if not 400 <= error.status < 429:
                 return
         self._said[key] = None

@@ -1,4 +1,5 @@
-"""Derives the tenants of a node's pods: from PodResources and pods to orders for the agent. Pure."""
+"""Makes the orders that tell the agent which tenants a node's pods need. The input is the kubelet's list of allocated
+devices (PodResources) and the pods' objects. The functions have no side effects."""
 
 from __future__ import annotations
 
@@ -61,11 +62,13 @@ def ended(pod: Mapping[str, Any]) -> bool:
 
 
 def wanted(pod: Mapping[str, Any], devices: Devices, memory: Mapping[str, int] = NO_MEMORY) -> Wanted:
-    """Return the tenants of a pod's running containers that have devices in `devices`. `memory`: for each container
-    whose claims request memory, how many bytes they give it on each of its GPUs.
+    """Return the intended tenants of a pod's containers that run now, and remarks about the pod. `devices`: what the
+    kubelet has allocated to the pod; `memory`: for each container whose claims request memory, how many bytes the
+    claims give it on each of its GPUs.
 
-    The request is never larger than the kubelet's allocation, even if the annotations have changed; limit and memory
-    come from the pod. A claim also limits memory, and containers that use one claim at the same time divide it.
+    A tenant's request is never larger than the kubelet's allocation, even if the pod's annotations have changed; the
+    tenant's limit and memory come from the pod. A claim's memory is a further bound on the tenant's memory. Containers
+    that use one claim at the same time divide the claim's share and memory.
     """
     found = Wanted()
     try:
@@ -121,7 +124,8 @@ def _handed_on(share: ContainerShare, asked: list[ContainerShare], devices: Devi
 
 
 def _users(share: ContainerShare, asked: list[ContainerShare], devices: Devices) -> list[int]:
-    """Return for each unit of a container's claims how many containers use the unit at the same time, itself included.
+    """Return for each unit of the claims of the container of `share`, how many containers use the unit at the same
+    time. The container itself counts, too.
 
     This is the largest number at any time while the container runs, so that its share and memory stay the same.
     """
@@ -198,9 +202,8 @@ def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -
 def _order(
     pod: Mapping[str, Any], share: ContainerShare, units: float, gpus: list[str], most_bytes: int | None = None
 ) -> Order:
-    """Return the order for a container with that many units on all of its GPUs together. `most_bytes`: its claim's
-    memory on each of them.
-    """
+    """Return the order for a container that has `units` share units, in total on all of its GPUs. `most_bytes`: the
+    memory that its claims give it on each GPU; None if they do not limit memory."""
     metadata = pod["metadata"]
     request = 1.0 if share.whole else min(share.request, units / len(gpus) / names.SHARE_UNITS)
     memory = [amount for amount in (share.memory_bytes, most_bytes) if amount is not None]

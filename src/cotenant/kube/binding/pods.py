@@ -72,8 +72,7 @@ class NodePods:
 
     def waiting(self, fresh: bool) -> list[tuple[int, int]]:
         """Return (share units, memory units) of each container that waits for devices. `fresh`: list the pods first.
-        Called by the kubelet's threads.
-        """
+        Called by the threads that answer the kubelet."""
         # after a failed listing the pods are not listed again soon, since the kubelet waits for the answer
         if fresh and time.monotonic() - self._failed_s > LIST_EVERY_S:
             self.refresh((), force=True)

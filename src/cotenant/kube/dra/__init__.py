@@ -1,1 +1,2 @@
-"""Dynamic resource allocation: devices of ResourceSlices, claims, the node's driver."""
+"""Dynamic resource allocation (DRA): offers the node's devices in ResourceSlices, derives and reads claims, and serves
+the kubelet as the node's driver."""

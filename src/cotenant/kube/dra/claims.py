@@ -41,12 +41,12 @@ def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes:
 
 
 def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
-    """Return claim templates for the containers of a pod that request a share of a GPU, and the pod changed so that it
-    requests claims instead of units. As with units, an init container uses the claim of a later container, since they
-    never run at the same time.
+    """Return the claim templates for the containers of a pod that request a share of a GPU, and after them a copy of
+    the pod that requests claims instead of units. As with units, an init container uses the claim of a later container,
+    since they never run at the same time.
 
-    The share is also written into the pod's annotations, from which the limits of every pod are read. Raises InputError
-    if containers request different shares by resources, which annotations cannot express.
+    In the copy, the share is also written into the annotations, from which the limits of every pod are read. Raises
+    InputError if containers request different shares by resources, which annotations cannot express.
     """
     changed: Thing = copy.deepcopy(dict(pod))
     shares = shares_of(pod)
@@ -132,8 +132,8 @@ def of_request(results: list[Thing], request: str) -> list[Thing]:
 
 
 def units_of_result(result: Mapping[str, Any]) -> int:
-    """Return how many share units of an allocated device a claim has: the part that the claim consumes, or all of them.
-    """
+    """Return how many share units of an allocated device a claim has: the number that the claim consumes, or all units
+    if the device is allocated as a whole."""
     consumed = (result.get("consumedCapacity") or {}).get("share")
     return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
 

@@ -1,4 +1,4 @@
-"""The claims of a node's pods: their devices for the kubelet and for the binder.
+"""Reads the claims of a node's pods, and tells the kubelet and the binder which devices are allocated for them.
 
 Allocations of claims are read from the API server, so nothing is lost when the plugin is restarted.
 """

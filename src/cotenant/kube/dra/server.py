@@ -1,6 +1,6 @@
 """The DRA driver's services for the kubelet: registration, preparing claims, health of devices.
 
-The binder decides on tenants as for any pod.
+The services make no tenants. The binder makes those of pods with claims as it makes those of all other pods.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ClaimServer:
 
     @property
     def socket(self) -> Path:
-        """Path of the socket at which the kubelet has claims prepared."""
+        """Path of the socket at which the kubelet calls NodePrepareResources and the driver's other services."""
         return self._settings.folder / SOCKET
 
     @property

@@ -60,9 +60,8 @@ class NodeSlices:
         return self._version
 
     def write(self, held: frozenset[str]) -> bool:
-        """Write the node's ResourceSlices if its devices, or those that claims hold, have changed; returns whether
-        they have. Raises ApiError, InputError.
-        """
+        """Write the node's ResourceSlices if the node's devices have changed, or the devices that claims hold. Returns
+        whether any slice was written. Raises ApiError, InputError."""
         now = self._inventory.version, held
         if now == self._offered:
             return False

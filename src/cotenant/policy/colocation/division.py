@@ -13,9 +13,9 @@ QUIET_NS = 50_000_000  # a process that has launched nothing for this long is id
 # Time between two updates of the division of the budget. It is so long that work launched before an update, under the
 # old division, has ended when the next update comes.
 LOOK_NS = 10_000_000
-# The number of parts of an idle or new process. A process with n parts may have 1 / n of the budget in flight. With
-# this n that is less than 1 ns, so `share_ns` returns its least value, with which the process may launch only one
-# kernel at a time.
+# The number of parts of an idle or new process. A process with n parts may have 1 / n of the budget in flight. For n =
+# APART this is less than 1 ns of any budget, so `share_ns` returns its least value, with which the process may launch
+# only one kernel at a time.
 APART = 0xFFFFFFFF
 
 Key = TypeVar("Key")
@@ -33,9 +33,10 @@ def next_parts(before: Mapping[Key, int], worked: Collection[Key]) -> dict[Key, 
     previous numbers (APART for a new process); `worked`: the processes that have launched recently.
 
     Active processes divide the budget and idle ones get none; if all are idle, all divide it. A process uses the number
-    that it read last, old or new, and work launched under the old number may be in flight until the next update. So a
-    process's part grows only if the larger of the old and the new parts of all processes fit into the budget together.
-    Otherwise this update only reduces parts, and the next one lets others grow.
+    that it read last, old or new, and work launched under the old number may be in flight until the next update. So the
+    larger of its old and its new fraction of the budget is counted for each process. If these fractions fit into the
+    budget together, all new numbers apply. Otherwise this update only reduces fractions, and the next one lets others
+    grow.
     """
     busy = set(worked) & before.keys()
     of_all = len(busy) if busy else len(before)

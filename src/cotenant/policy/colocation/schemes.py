@@ -109,9 +109,9 @@ class ColocationSettings:
         return 1.0 if self.clock else self.duty_cycle
 
     def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> FloorRule:
-        """Return the rule for the launches of a BE process that gets one of `tenants` equal parts of the budget (see
-        division.next_parts), and whose kernels are of that class and fill that many SMs.
-        """
+        """Return the rule for the launches of a BE process. `work_class`: class of its kernels; `work_sms`: number of
+        SMs that they fill; `tenants`: the process gets one of this many equal parts of the budget (see
+        division.next_parts)."""
         return FloorRule(
             scheme=scheme_named(self.scheme).rule,
             budget_ns=share_ns(self.in_flight_us * 1000, tenants),

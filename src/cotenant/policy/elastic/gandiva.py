@@ -43,9 +43,10 @@ class Gandiva:
 
 
 def first_gains(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
-    """Choose a host for each waiting single-GPU job, in order. A job keeps its present host if it may. Otherwise it
-    gets the first running single-GPU job with which it gains: the sum of both speeds, as fractions of the speeds alone,
-    is above 1. Returns `host[J]`; NONE for a job without a host."""
+    """Choose a host for each waiting single-GPU job: first for the jobs that have a host now, then for the others, both
+    in `order`. A possible host is a running single-GPU job that has no guest yet and with which the job gains: the sum
+    of both speeds, as fractions of the speeds alone, is above 1. A job keeps its present host if that is possible;
+    otherwise it gets the first possible one. Returns `host[J]`; NONE for a job without a host."""
     host, together = np.full(len(view), NONE), view.beside + view.beside.transpose(1, 0, 2)
     gains = (view.beside > 0) & (view.beside.transpose(1, 0, 2) > 0) & (together > 1.0)
     single = view.wants == 1

@@ -85,12 +85,14 @@ def rates_by_model(view: View, choices: Ints) -> Floats:
 
 
 def allocate(goal: str, rate: Floats, wants: Ints, size: Ints, view: View, priority: Ints, left: Floats) -> Floats:
-    """Solve the linear program of the goal: X[R, G] for R groups of `size` equal jobs.
+    """Solve the linear program of the goal: X[R, G] for R groups of `size` equal jobs, the fraction of its time that
+    each job of a group spends on each GPU model.
 
-    Rows: sum over models of X <= 1 for each group; sum over groups of size x wants x X <= capacity for each model; X =
-    0 where the rate is 0. Fairness: maximise the least of wants x throughput / (weight x throughput on an equal share
-    of all models), weight = 1 + priority. Makespan: maximise the least of throughput / remaining work. Cost: maximise
-    the sum of throughput / price, each job's relative to its best.
+    Constraints: for each group, the sum of X over models is at most 1; for each model, the sum over groups of size x
+    wants x X is at most the capacity; X = 0 where the rate is 0. Goals: Fairness maximises the least, over groups, of
+    wants x throughput / (weight x throughput on an equal share of all models), with weight = 1 + priority. Makespan
+    maximises the least of throughput / remaining work. Cost maximises the sum of throughput / price, where each job's
+    throughput is relative to that on its fastest model. Agnostic is fairness with the same rate on all models.
     """
     capacity, price = view.options.capacity.astype(np.float64), view.options.price
     r = len(rate)

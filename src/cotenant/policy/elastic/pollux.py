@@ -22,7 +22,8 @@ WAITING = 1e4  # cost of a waiting job in the sum of speedup^p over jobs; it exc
 
 @dataclass
 class Pollux:
-    """The Pollux policy. Minimises the sum over jobs of 1 / speedup, exactly, for the goodputs in the profile."""
+    """The Pollux policy: finds the numbers of GPUs with the least possible sum over jobs of 1 / speedup (see
+    `costs`); WAITING stands for a job without GPUs."""
 
     solves: int = 0
 

@@ -45,10 +45,9 @@ def allowed(view: View) -> NDArray[np.bool_]:
 
 
 def restart_factor(view: View) -> Floats:
-    """Return r [J, C], as in Pollux: the fraction of its life that remains for work if the job restarts once more, (age
-    - restarts x cost) / (age + cost). It is 1 for the present configuration, for a waiting job, and for a job younger
-    than the cost.
-    """
+    """Return r [J, C], as in Pollux: (age - restarts x cost) / (age + cost), where cost is the duration of a restart.
+    It is the fraction of a job's age that was left for work if the job restarts once more now. It is 1 for the present
+    configuration, for a waiting job, and for a job younger than the cost."""
     kept = np.maximum(view.age_s - view.restarts * view.restart_s, 0.0) / np.maximum(view.age_s + view.restart_s, 1e-9)
     factor = np.where((view.age_s <= view.restart_s) | (view.held == NONE), 1.0, kept)
     here = np.arange(len(view.options.count)) == view.held[:, None]
@@ -134,9 +133,11 @@ def choose_exactly(value: Floats, view: View, start: Ints, limit_s: float) -> So
 def choose_by_prices(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> tuple[Ints, float]:
     """Return a choice and a bound on every choice, by Lagrangian relaxation of the capacities.
 
-    At prices m per GPU each job takes the configuration with the largest value - m x count. The sum of these maxima
-    over all jobs, plus m x capacity, bounds the optimum. Prices follow the excess demand. At times the demand is
-    reduced to fit the capacity and then filled up; the best result is kept.
+    Each GPU model has a price m per GPU. At these prices each job takes the configuration with the largest value - m x
+    count. The sum of these maxima over all jobs, plus the sum over models of m x capacity, is an upper bound of the
+    optimum. In each step, the price of a model follows its excess demand. In some steps (LOOKS) a feasible choice is
+    built: configurations are dropped until the rest fits the capacity, then free GPUs are assigned. The best of these
+    choices is returned.
     """
     jobs = len(value)
     config, bound = np.full(jobs, NONE), np.inf
@@ -181,9 +182,8 @@ def _fit(value: Floats, gpu: Ints, count: Ints, capacity: Ints, wanted: Ints) ->
 
 
 def _fill(value: Floats, gpu: Ints, count: Ints, config: Ints, capacity: Ints) -> Ints:
-    """Assign the remaining GPUs: repeatedly take the step to a larger configuration with the most value per additional
-    GPU.
-    """
+    """Assign the remaining GPUs: give jobs configurations of higher value for which enough GPUs are free, those with
+    the most additional value per additional GPU first."""
     config = config.copy()
     taken = config[config != NONE]
     free = capacity - np.bincount(gpu[taken], weights=count[taken], minlength=len(capacity)).astype(np.int64)
@@ -198,8 +198,8 @@ def _fill(value: Floats, gpu: Ints, count: Ints, config: Ints, capacity: Ints) -
         if not open_.any():
             break
         ratio = np.where(open_, gain / np.maximum(more, 0.5), -np.inf)
-        # all jobs that want this step take it in one pass, as far as they fit; one pass for each job would take
-        # quadratic time
+        # In each pass every job may change once, to its best configuration by this ratio. The largest ratios go first,
+        # as long as GPUs are free. One pass for each change would take quadratic time.
         column = np.argmax(ratio, axis=1)
         rows = np.flatnonzero(open_[np.arange(len(config)), column])
         rows = rows[np.argsort(-ratio[rows, column[rows]], kind="stable")]

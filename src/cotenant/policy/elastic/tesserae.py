@@ -51,9 +51,8 @@ def by_attained_service(view: View) -> Ints:
 
 
 def in_order(view: View, choices: Ints, order: Ints) -> Ints:
-    """Place each job in that order: on its present GPU model if that has enough free GPUs, otherwise on the fastest
-    model that has.
-    """
+    """Place the jobs one after the other, in `order`: each on its present GPU model if that has enough free GPUs,
+    otherwise on the fastest model with enough of them."""
     free = view.options.capacity.tolist()
     config = np.full(len(view), NONE)
     wants = view.wants.tolist()
@@ -72,9 +71,9 @@ def pack(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
     """Return `host[J]`: the best matching of waiting single-GPU jobs (guests) with running ones (hosts); NONE for a job
     that is not a guest.
 
-    The weight of a pair is the sum of the fractions of their full speeds that both keep. It counts only above 1, where
-    the GPU does more work than with either job alone. Jobs of one kind are equal, so the matching is between kinds;
-    existing pairs stay together, and of the other jobs those first in order are taken.
+    The weight of a pair is given by `weights`. Jobs of one kind have equal weights, so the matching is between kinds,
+    and says how many pairs of two kinds there are. Pairs that exist already are kept as far as the matching allows; for
+    the other pairs the first guests in `order` are taken.
     """
     host = np.full(len(view), NONE)
     single = view.wants == 1
@@ -104,9 +103,9 @@ def pack(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
 
 
 def weights(beside: Floats, kind: Ints, gpu: Ints, guest: Ints) -> Floats:
-    """Return [hosts, guests]: the sum of the fractions of their full speeds that both jobs keep; 0 if it is not above 1
-    or was not measured.
-    """
+    """Return [hosts, guests], the weights of pairs. Each job keeps a fraction of its full speed beside the other; the
+    weight is the sum of the two fractions. It is 0 for a pair that was not measured, and if the sum is not above 1,
+    since the GPU then does no more work than with one job alone."""
     one = beside[kind[:, None], guest[None, :], gpu[:, None]]
     other = beside[guest[None, :], kind[:, None], gpu[:, None]]
     total = np.where((one > 0) & (other > 0), one + other, 0.0)

@@ -39,7 +39,7 @@ TYPE = np.dtype([
     # seconds per iteration of a job that runs alone, with its proportional share, on the reference GPU
     ("isolated_s", "f8"),
     ("dominant", "f8"),  # the largest of the shares of the cluster's GPUs, CPU and memory that the ideal demand takes
-    ("size", "f8"),  # the sum of the shares of the cluster's GPUs, CPU and memory
+    ("size", "f8"),  # the sum of the shares of the cluster's GPUs, CPU and memory that the ideal demand takes
     ("can_shrink", "?"),  # whether, on some kind of node, the ideal demand needs more CPU or memory than level DOWN
 ])  # fmt: skip
 

@@ -92,8 +92,8 @@ class LevelChooser:
         self.solves += 1
         levels: list[Array] = [np.zeros(0, np.int16) for _ in range(len(counts))]
         if solution.x is None:
-            # the solver found no solution within its time limit, so all jobs get the CPU and memory that are
-            # proportional to their GPUs
+            # the solver found no solution within its time limit, so all jobs get the smaller of their proportional and
+            # their ideal amount, of CPU and of memory
             self.timeouts += 1
             for t in present:
                 levels[t] = np.full(counts[t], DOWN, np.int16)

@@ -49,8 +49,10 @@ class Context(NamedTuple):
 
     # f8[Q], increasing: a job moves to the next queue when it has attained one of these numbers of GPU-seconds
     queue_limits_gpu_s: Array
-    gittins_gpu_s: Array  # f8[S], increasing: attained GPU-seconds from which the index of the same position applies
-    gittins_index: Array  # f8[S]: Gittins index of jobs with at least that attained service
+    # f8[S], increasing: a job that has attained at least gittins_gpu_s[i] GPU-seconds, but less than entry i + 1, has
+    # the Gittins index gittins_index[i]
+    gittins_gpu_s: Array
+    gittins_index: Array
     cluster_gpus: float
     #: a job gets a reservation this many seconds after its last run, or after its arrival; infinity: no job gets one
     reserve_after_s: float
@@ -201,12 +203,13 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     """Return attained GPU-seconds a[S] and the Gittins index[S] there, for jobs whose total GPU time has the
     distribution of the sample.
 
-    index(a) = max over D of P(X - a <= D | X > a) / E[min(X - a, D) | X > a] (Gittins 1979; Tiresias, NSDI'19), with X
-    over the sample `gpu_seconds` and D over the sample's later values.
+    index(a) = max over D of P(X - a <= D | X > a) / E[min(X - a, D) | X > a] (Gittins 1979; Tiresias, NSDI'19). X, the
+    total GPU time of a job, is distributed as the sample `gpu_seconds`. The values of D are those for which a + D is a
+    later entry of a[S].
     """
     sample = np.sort(np.asarray(gpu_seconds, dtype=np.float64))
-    # the Gittins index is computed only at values of the sample: just before such a value, the index would be a
-    # quotient of two rounding errors
+    # The Gittins index is computed only at values of the sample. Just before such a value, D and so the divisor could
+    # be almost 0, of which only rounding errors would remain.
     ends = np.unique(np.quantile(sample, np.linspace(0, 1, points), method="lower"))
     attained = np.unique(np.concatenate([[0.0], ends]))
     index = np.zeros(len(attained))

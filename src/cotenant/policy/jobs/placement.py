@@ -49,9 +49,8 @@ def clear(alloc: Allocation, nodes: Array) -> None:
 
 @inner
 def lower_pointers(alloc: Allocation, node: int) -> None:
-    """Called when CPU, memory or GPUs of a node become free: a search for a node that would begin after this node
-    begins at this node from now on.
-    """
+    """Lower the pointers (Allocation.pointer) after CPU, memory or GPUs of a node became free, so that no search begins
+    after this node."""
     for level in range(alloc.pointer.shape[0]):
         for typ in range(alloc.pointer.shape[1]):
             if alloc.pointer[level, typ] > node:

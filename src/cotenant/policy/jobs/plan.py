@@ -84,7 +84,8 @@ def _job_array(snapshot: Snapshot, work: Workload) -> Array:
 
 
 def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
-    """Enter the running jobs' grants as if the policy had decided them, so that it may keep their GPUs."""
+    """Enter the running jobs' grants as if the policy had decided them, so that the policy may leave these jobs on
+    their GPUs."""
     used = 0
     for grant in snapshot.running:
         row = rows[grant.job]
