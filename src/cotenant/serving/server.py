@@ -1,4 +1,4 @@
-"""The inference server: constructs all parts, starts and stops them in order."""
+"""The inference server: constructs all parts (such as planner, workers and endpoints), starts and stops them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command line beyond a services file. Addresses are HOST:PORT, None: endpoint disabled."""
+    """Settings of a server that are not in its services file, but come from the command line. `http` and `grpc` are
+    addresses HOST:PORT; None disables the endpoint.
+    """
 
     http: str | None = "127.0.0.1:8000"
     grpc: str | None = None
@@ -61,7 +63,7 @@ class Options:
 
     @property
     def addresses(self) -> dict[str, doors.Address | None]:
-        """Host and port of each endpoint; InputError names the option."""
+        """Host and port of each endpoint. If an address is invalid, raises InputError that names its option."""
         given = {"http": self.http, "grpc": self.grpc}
         return {name: None if text is None else parse_address(text, name) for name, text in given.items()}
 
@@ -121,7 +123,9 @@ class Server:
         LOG.error("unexpected exception in a request", exc_info=error)
 
     async def start(self) -> None:
-        """Bind the addresses, load, plan, listen. Raises WorkError if no service can be served."""
+        """Bind the addresses, find the models, make the first plan and start its workers, then listen. Raises
+        InputError if no model is found, WorkError if an address cannot be bound or no service can be served.
+        """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(
             lambda _, context: LOG.error("a background task failed: %s", context.get("exception") or context["message"])
@@ -217,8 +221,8 @@ class Server:
                     LOG.warning("%s has new files, but: %s", name, error)
 
     async def stop(self, drain_s: float | None = None) -> None:
-        """Accept no new requests, answer present ones (at most `drain_s`), stop the workers, and close the sockets
-        last.
+        """Stop listening, wait up to `drain_s` seconds until the requests in flight are answered, stop the workers, and
+        close the remaining connections. If `drain_s` is None, the time limit is that of the services file.
         """
         limit = self.config.entry.listen.drain if drain_s is None else drain_s
         self.gateway.draining = True
@@ -234,7 +238,7 @@ class Server:
         await self._close(2.0 if limit > 0 else 0.2)
 
     def hurry(self) -> None:
-        """Stop waiting for running requests."""
+        """Stop waiting for the requests in flight: they fail, and all workers are killed."""
         self.crew.closing = True
         self.pool.abandon("the server is shutting down")
         for let in (*self.pool.lets, *self.pool.leaving):

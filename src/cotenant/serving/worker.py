@@ -1,8 +1,9 @@
-"""The interface of workers: a worker is one process (or actor) with a share of one GPU that runs the models of one
-gpulet.
+"""The interface of workers. A worker is a process that has a share of one GPU (a gpulet) and runs the models that the
+plan places on this share.
 
-This module separates the gateway's live state (pool.py) from what runs batches: processes on this machine
-(workers/local.py), or actors elsewhere. All data exchanged through this interface is plain data and can be pickled.
+This module separates the gateway's live state (pool.py) from the processes that run batches: on this machine
+(workers/local.py), or on the nodes of a Ray cluster (workers/on_ray.py). All data exchanged through this interface is
+plain data and can be pickled.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class WorkerSpec:
 @dataclass(slots=True)
 class Job:
     """A batch for a worker: `units` are items, each with its input tensors in the model's order and with the shape of
-    one item. `expected_ms`: planned duration (a timed model takes exactly that long).
+    one item. `expected_ms`: planned duration. A timed model, which does not compute, sleeps for exactly that long.
     """
 
     number: int
@@ -77,7 +78,9 @@ class LoadError(Exception):
 
 
 class UnavailableError(WorkError):
-    """A worker cannot be created now but perhaps later, and no model is at fault: the agent does not answer."""
+    """A worker cannot be created now but perhaps later, and no model is at fault: for example, the agent does not
+    answer, or a node is lost.
+    """
 
 
 class WorkerListener(Protocol):

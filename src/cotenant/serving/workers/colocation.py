@@ -3,8 +3,8 @@ GPU, and best-effort (BE) workers wait until no such flag is set.
 
 The gateway registers every worker with the node's agent as a tenant: the agent reserves its memory, divides the PCIe
 link among tenants' copies by weights, and gives the worker the SMs of the co-location scheme. The worker calls a gate
-before and after each batch: for LS work the gate sets the flag, for BE work it waits. The gate's parameters are in the
-worker's environment.
+before and after each batch. The gate sets the flag before an LS batch and clears it afterwards. Before a BE batch, the
+gate may wait; after it, the gate does nothing. The gate's parameters are in the worker's environment.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Colocation:
         self._keeping.start()
 
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
-        """Return the environment of a worker's process. Its tenant exists until `released` is called."""
+        """Register a worker as a tenant of the agent, and return the environment of the worker's process. The tenant
+        exists until `released` is called.
+        """
         uuid = self._gpu(spec)
         best_effort = all(not model.latency_sensitive for model in spec.models)
         if not best_effort and not all(model.latency_sensitive for model in spec.models):
@@ -106,8 +108,8 @@ class Colocation:
                 f"best-effort work of {names} shares a process with a latency-sensitive service, so it waits for "
                 "latency-sensitive work only between batches, not before each kernel"
             )
-        # workers on green contexts change their SMs between two batches; for other workers, the shim holds back each
-        # kernel
+        # elastic: the worker uses green contexts and can change its SMs between two batches. In other best-effort
+        # workers, the shim (a library between the process and the CUDA driver) delays kernels as the scheme requires
         elastic = mechanisms.find(spec.mechanism).capabilities.worker_resizes
         if elastic and best_effort:
             names = " and ".join(model.service for model in spec.models)
@@ -183,7 +185,8 @@ class Colocation:
     def _join(self, gpu: str) -> None:
         from cotenant.agent.gate.client import join_floor
 
-        # if the gateway cannot join the LS gate here, workers set the flag themselves, a little later
+        # if the gateway cannot join the LS gate here, the flag is set only when the worker has received the batch, not
+        # already while the gateway sends it (see `coming`)
         with contextlib.suppress(WorkError):
             if gpu not in self._floors:
                 floor = join_floor(self.folder, gpu)
@@ -251,12 +254,16 @@ def _sensitive(spec: WorkerSpec, service: str) -> bool:
 
 
 class Turnstile:
-    """The worker's gate, which is called before and after each batch.
+    """The worker's gate. The worker calls `enter` before and `leave` after each batch. Before a BE batch:
 
-    `gated`: the shim delays BE launches, so that batches need not wait. Otherwise a BE batch waits while LS work is
-    active. Under scheme tidal it runs instead: on the fraction `beside` of the SMs while LS work is active, otherwise
-    on the fraction `whole`. `classes`: work class that is reported to the agent while a service's batch runs;
-    `unknown` for services that are not listed.
+    - if `beside` is above 0, the batch does not wait: the process runs it on the fraction `beside` of the SMs while LS
+      work is active, otherwise on the fraction `whole`. `resize` changes the fraction.
+    - otherwise, if `gated`, the batch does not wait here, because the shim (a library between this process and
+      the CUDA driver) delays kernels as the scheme requires.
+    - otherwise, the batch waits until no LS work is active.
+
+    `classes`: work class that is reported to the agent while a service's batch runs; `unknown` for services that are
+    not listed.
     """
 
     def __init__(

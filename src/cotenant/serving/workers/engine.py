@@ -1,4 +1,4 @@
-"""The core of a worker: loads models and runs batches. No sockets, so that anything can host it."""
+"""The core of a worker: loads models and runs batches. The worker process (main.py) communicates with the gateway."""
 
 from __future__ import annotations
 

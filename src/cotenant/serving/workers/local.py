@@ -268,8 +268,8 @@ class LocalWorker:
 
 
 async def _elsewhere(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the agent in a thread, since an agent that hangs must not block the gateway. Raises UnavailableError, and
-    passes on InputError.
+    """Run `call`, which calls the agent, in a thread, since an agent that hangs must not block the gateway. Raises
+    UnavailableError if the agent cannot be reached or reports a failure, InputError if it rejects a setting.
     """
     try:
         return await asyncio.to_thread(call, *arguments)

@@ -36,7 +36,7 @@ DEVICE_LOST = 75  # exit code of a worker whose GPU is lost
 
 def settle(cores: tuple[int, ...]) -> None:
     """Set up the process. It ends with the gateway, has precise timers, writes no core files, runs on the cores of its
-    share, and handles signals in its own way.
+    share, and ignores SIGINT and SIGTERM.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -98,7 +98,8 @@ class RayWorker:
 
 class RayWorkers:
     """A WorkerFactory for a Ray cluster. GPU k of the plan is on node k // per_node. A new node gets the GPU numbers of
-    one that Ray has given up. A thread with an event loop of its own keeps the nodes (`RayNodes`)."""
+    a node that Ray reports as dead. A thread with its own event loop connects to the nodes, watches them and replaces
+    lost ones (`RayNodes`)."""
 
     def __init__(
         self, address: str, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S
@@ -125,7 +126,7 @@ class RayWorkers:
         self._kept = self._there(self._keep())
 
     def _there(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the event loop of the thread that keeps the nodes."""
+        """Run a coroutine on the event loop of the thread that watches the nodes."""
         return asyncio.run_coroutine_threadsafe(work, self._keeping)
 
     # -- WorkerFactory ---------------------------------------------------------------------------------------------
@@ -150,8 +151,8 @@ class RayWorkers:
     # -- the nodes -------------------------------------------------------------------------------------------------
 
     async def ask(self, gpu: int, method: str, *arguments: Any) -> Any:
-        """Call a method of the NodeHost on the node of a GPU, and return its result; None if the node is lost or
-        the method failed."""
+        """Call a method of the actor (`NodeHost`) on the node that has a GPU, and return the method's result; None if
+        the node is lost or the method failed."""
         self._loop = asyncio.get_running_loop()
         nodes = self._nodes
         if nodes is None:
@@ -195,7 +196,7 @@ class RayWorkers:
                     said = str(error)
 
     def _lost(self, first: int, end: int, why: str) -> None:
-        """Report that the workers on these GPUs have ended."""
+        """Report that the workers on the GPUs `first` to `end` - 1 have ended."""
 
         def gone() -> None:
             for worker in [w for w in self.running.values() if first <= w.spec.gpu < end]:

@@ -59,7 +59,8 @@ class ProfileRun:
 
     @property
     def key(self) -> str:
-        """Settings that a partial file must have been measured with, so that it can be continued."""
+        """Settings of this run as text. Measurements that an interrupted run left in a partial file (see `Partial`) are
+        used only if they were made with the same settings."""
         sample = None if self.sample is None else str(self.sample)
         found = self.found
         return json.dumps([self.name, found.path, found.version, self.mechanism, self.seconds, self.gpu, sample])
@@ -232,9 +233,11 @@ def machine_memory(run: ProfileRun) -> int:
 def assemble(run: ProfileRun, rows: Mapping[str, Any], earlier: Mapping[str, Any] | None, today: str) -> dict[str, Any]:
     """Return the profile as a JSON object. `earlier`: a profile of this machine to which the model is added.
 
-    The overhead is the median over partitions, because it does not depend on them. The margin is how much longer a slow
-    batch takes (95th percentile) than a usual one, as the median over measurements. Beside a neighbour, every latency
-    is multiplied by `alpha`, the largest slowdown measured beside the models `run.against`; 1 if there are none.
+    The overhead is the median over partitions, because it does not depend on them. The margin is `run.margin` if given.
+    Otherwise, each measurement has a ratio: the 95th percentile of a batch's duration divided by its median. The margin
+    is the median of these ratios, limited to 1.02 to 1.5. Beside a neighbour, every latency is multiplied by `alpha`,
+    the largest slowdown measured beside the models `run.against`; 1 if there are none. If `earlier` has a larger alpha
+    or measured margin, the larger one is used.
     """
     latency: dict[str, dict[str, float]] = {}
     for label, batch in run.cells:
@@ -271,7 +274,7 @@ def assemble(run: ProfileRun, rows: Mapping[str, Any], earlier: Mapping[str, Any
 
 
 def most_gpulets(partitions: Mapping[str, float]) -> int:
-    """Largest number of gpulets on one GPU: as many as fit of the smallest partition, at most 64."""
+    """Largest number of gpulets on one GPU: how many of the smallest partition fit on it, but at most 64."""
     return max(1, min(64, int(1.0 / min(partitions.values()) + 1e-9)))
 
 
@@ -289,7 +292,7 @@ def describe_machine(run: ProfileRun) -> str:
 
 
 def core_partitions() -> dict[str, float]:
-    """Partitions of whole cores of this machine, at most eight."""
+    """At most eight partitions of this machine, each of a whole number of cores: label -> fraction of the cores."""
     cores = len(os.sched_getaffinity(0))
     counts = range(1, cores + 1) if cores <= 8 else sorted({max(1, round(cores * k / 8)) for k in range(1, 9)})
     return {f"{round(100 * n / cores, 4):g}%": n / cores for n in counts}

@@ -43,10 +43,9 @@ def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
 
 
 def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    """Measure the models of a file. Returns a profile as a JSON object, and for each model that could not be measured
-    the reason. A model that could not be measured gets a placeholder of 1 ms in the profile, because applications need
-    a time for every stage; it is not served.
-    InputError if no model can be measured."""
+    """Measure the models of a services file. Returns a profile as a JSON object, and for each model that could not be
+    measured the reason. Such a model is not served, but gets a placeholder of 1 ms in the profile, because applications
+    need a time for every stage. Raises InputError if no model can be measured."""
     gpu = config.deployment.gpu_models[0]
     done: dict[str, Any] = {}
     failed: dict[str, str] = {}

@@ -14,8 +14,9 @@ GONE = "has been removed"
 
 
 class NodeHost:
-    """The workers of a node. A `life` is the time from the server's connection to this node until the server lost the
-    node. Calls of another life, which arrive late, have no effect."""
+    """The workers of a node. A life is the time from the server's connection to this node until the server lost the
+    node. The server numbers the lives, and each call has the number of its life (`life`). A call of an earlier life,
+    which arrives late, has no effect."""
 
     def __init__(self, mechanism: str, gpus: int, timed: bool, load_limit_s: float) -> None:
         self._factory = LocalWorkers(mechanism, gpus, timed=timed, load_limit_s=load_limit_s)
@@ -25,8 +26,8 @@ class NodeHost:
         self._dead: dict[str, str] = {}
 
     async def begin(self, life: int) -> None:
-        """Start a new life, and end all workers of the previous one. A number that is not above the current life is
-        ignored."""
+        """Start the life with number `life`, and end all workers of the previous life. Does nothing if `life` is not
+        above the number of the current life."""
         if life <= self._life:
             return
         self._life = life

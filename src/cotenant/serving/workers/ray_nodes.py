@@ -42,7 +42,7 @@ class Slot:
     actor: str = ""  # name of the node's actor; empty: none
     alive: bool = False
     why: str = ""  # why the slot has no node
-    # gets its result, the reason, when the connection to the node is lost; every connection has its own future
+    # done when the connection to the node is lost; the result is the reason. Every connection has its own future
     lost: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -63,8 +63,8 @@ class RayNodes:
         lost: Callable[[int, int, str], None],
         died: Callable[[str, str], None],
     ) -> None:
-        """`host`: the arguments of each NodeHost except `gpus`: the mechanism; whether all models are timed, which only
-        sleep and need no GPU; and the time limit in seconds for loading models."""
+        """`host`: the arguments of each NodeHost except `gpus`. These are the mechanism; whether all models are timed
+        (timed models only sleep, and need no GPU); and the time limit in seconds for loading models."""
         self._cluster, self._host, self._tell_lost, self._tell_died = cluster, host, lost, died
         self._slots: list[Slot] = []
         self._names = itertools.count()
@@ -93,8 +93,8 @@ class RayNodes:
         return [] if self._cluster.lost.is_set() else [gpu for s in alive for gpu in range(s.first, s.end)]
 
     async def ask(self, gpu: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of the NodeHost on the node of a GPU, and return its result; None if the node is lost or the
-        method failed."""
+        """Call a method of the actor on the node that has a GPU, and return the method's result; None if the node is
+        lost or the method failed."""
         slot = next(s for s in self._slots if s.first <= gpu < s.end)
         local = (replace(a, gpu=a.gpu - slot.first) if isinstance(a, WorkerSpec) else a for a in arguments)
         try:
@@ -106,8 +106,7 @@ class RayNodes:
             return None
 
     async def _call(self, slot: Slot, method: str, *arguments: Any, within_s: float | None = None) -> Any:
-        """Call a method of the NodeHost on a slot's node. LostNodeError if the node is lost or does not answer in time.
-        """
+        """Call a method of the actor on a slot's node. LostNodeError if the node is lost or does not answer in time."""
         if not slot.alive:
             raise LostNodeError
         lost = slot.lost
@@ -159,8 +158,8 @@ class RayNodes:
         slot.lost.set_result(why)
 
     async def _mend(self, slot: Slot, within_s: float) -> bool:
-        """Find a node for a slot: the previous one if it answers again, after its old workers were ended; a new one if
-        Ray reports the previous one as dead."""
+        """Connect a slot to a node: to the slot's previous node while Ray lists it as living, otherwise to one that no
+        other slot has. The node's old workers are ended. Returns whether the node answered in time."""
         try:
             async with self._placing:
                 living = await asyncio.wait_for(self._living(), within_s)
@@ -176,7 +175,8 @@ class RayNodes:
                 asyncio.wrap_future(self._cluster.call(slot.actor, "begin", slot.life)), within_s
             )
         except (LostNodeError, LostCallError, FailedCallError, TimeoutError) as error:
-            # it is also possible that Ray's head is down; running workers continue then
+            # The error does not prove that the node is dead: perhaps only the head node of the Ray cluster does not
+            # answer, and the workers continue to run
             if isinstance(error, LostCallError) and error.dead:
                 slot.actor = ""  # the old actor on the node has ended
             why = str(error) or "the cluster or the node does not answer"

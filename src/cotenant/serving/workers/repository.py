@@ -56,7 +56,9 @@ def find(entry: ModelEntry, config: dict[str, Any] | None = None) -> Found:
 
 
 def _with_settings(found: Found) -> Found:
-    """Extend the model's configuration by the settings file of its backend, if it has one."""
+    """Extend the model's configuration by its settings file, if the backend defines such a file and the folder of the
+    model's version has it.
+    """
     settings = BACKENDS[found.backend].settings
     if settings is None or found.path is None:
         return found
