@@ -46,7 +46,7 @@ class Batcher:
         self._limits = profile
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.held = 0  # number of tokens of all running requests, each of which needs space in the cache
+        self.held = 0  # number of tokens of all running requests; each token needs space in the cache
         self.preempted = 0
         self._chunks: list[tuple[Sequence, int]] = []
         self._gone: set[int] = set()

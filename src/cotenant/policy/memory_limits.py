@@ -44,8 +44,8 @@ def by_shim(why: str, obstacles: tuple[str, ...]) -> Prospect:
 
 
 def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
-    """Return what would enforce a tenant's memory limit on that GPU. `swaps`: the tenant's memory is swapped to the
-    host and back.
+    """Return what would enforce a tenant's memory limit on the GPU that `found` describes. `swaps`: the tenant's memory
+    is swapped to the host and back.
     """
     missing = _missing(found)
     foreign = tuple(

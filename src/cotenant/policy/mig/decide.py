@@ -31,13 +31,18 @@ class PartitionRules:
     """Parameters of a partition policy. The default durations are those of MISO's public controller (SoCC 2022) on
     A100s.
 
-    `reconfigure_s`: time to change instances or to switch to MPS; `profile_s`: duration of the MPS measurement (30 s,
-    or 3 x 10 s); `checkpoint_s`: time to save a job before it moves. The time to launch a job is a property of the job.
-    `horizon_s`: expected life of a layout, within which a move must pay off. `profile_after_s`: a job is measured when
-    it has run that long and its GPU gets another job anyway, so short jobs are never measured; 0 measures every job
-    that arrives at a shared GPU. `profile_sole`: also measure a job that is alone. `disturb`: `moved` restarts only
-    jobs whose instance changes, `all` every job on the GPU, as MISO's controller does. `mps_jobs`: jobs per GPU under
-    policy mps. `overheads=False`: all durations are 0.
+    - `reconfigure_s`: time to change the MIG instances of a GPU, or to switch it to MPS
+    - `profile_s`: duration of a measurement under MPS
+    - `checkpoint_s`: time to save a job before it moves. The time to launch a job is a property of the job.
+    - `horizon_s`: how long a layout is expected to last; a move must pay off within this time
+    - `profile_after_s`: when a GPU gets another job, its jobs are measured if one of them has not been measured yet and
+      has run for this time or has a minimum speed. So most short jobs cause no measurement. 0: every job that arrives
+      at a shared GPU is measured.
+    - `profile_sole`: also measure a job that is alone
+    - `disturb`: `moved` restarts only jobs whose instance changes; `all` restarts every job on the GPU, as MISO's
+      controller does
+    - `mps_jobs`: jobs per GPU under policy mps
+    - `overheads`: if False, reconfiguring, measuring, saving and launching take no time
     """
 
     policy: str
@@ -95,9 +100,10 @@ def replan(
     geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
 ) -> PartitionPlan | None:
     """Choose the best layout for a GPU's jobs, given their present instances; a change of instances must make up for
-    its downtime within the horizon.
+    its downtime within the horizon. Returns None if the jobs do not fit together.
 
-    speeds: estimates (all jobs, kinds of instance); downtime_s: (all jobs,). None: the jobs do not fit together.
+    speeds: estimated speeds, of shape (all jobs, kinds of instance); downtime_s: for each of all jobs, how long it
+    stops if its instance changes.
     """
     rows = list(gpu.jobs)
     if rules.disturb == "all" and rules.overheads:
@@ -115,8 +121,9 @@ def replan(
 def _all_or_nothing(
     geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
 ) -> PartitionPlan | None:
-    """Choose the layout under `disturb=all`, where any change restarts all jobs of the GPU: the optimum without costs
-    is compared with no change.
+    """Choose the layout under `disturb=all`, where any change restarts all jobs of the GPU. If all jobs have instances
+    now, the layout that would be best if a change took no time is chosen only if it beats the present layout although
+    the jobs are restarted.
     """
     free = best_partition(geo, speeds, rules.objective, gpu.placements)
     if free is None or any(p is None for p in gpu.placements):
@@ -143,7 +150,9 @@ def fit_mask(speeds: np.ndarray) -> list[int]:
 
 
 def warm_up(geo: Geometry) -> None:
-    """Compile (or load) the compiled functions of decisions, so that timed runs do not include it."""
+    """Compile the functions that decisions call, or load them from the cache, so that timed runs do not include this
+    time.
+    """
     lat = lattice(geo)
     one, none = np.ones((1, len(lat.placements))), np.zeros(1, np.int32)
     best_partition(geo, np.ones((1, len(geo.kinds))), "slowdown", geo.whole, 1.0, 10.0)
@@ -152,7 +161,8 @@ def warm_up(geo: Geometry) -> None:
 
 @cache
 def fit_together(geo: Geometry, masks: tuple[int, ...]) -> bool:
-    """Whether the jobs with these masks of allowed instance kinds (sorted) can each have an instance at the same time.
+    """Whether jobs can each have an instance at the same time. `masks`: for each job the kinds of instance that it may
+    have (see `fit_mask`), sorted, so that the cache has one entry for equal sets of jobs.
     """
     table = np.array([[float(m >> k & 1) for k in range(len(geo.kinds))] for m in masks])
     return best_partition(geo, table) is not None

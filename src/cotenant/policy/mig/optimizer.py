@@ -22,10 +22,11 @@ TIE = 1e-9
 class PartitionJob:
     """A job as the optimizer sees it.
 
-    `speed`: kind of instance (or full profile name) -> speed relative to the whole GPU; on a kind that is missing, zero
-    or negative the job does not fit (out of memory). The 1g instance of double memory counts as fast as 1g if only 1g
-    is known. Speeds need not be monotone. `min_slice`: the job gets no instance with fewer compute slices or less
-    memory than this. `qos_floor`: the job gets no instance on which its speed is below this, 0..1.
+    `speed`: kind of instance (or full profile name) -> speed of the job there, relative to the whole GPU. Where the
+    speed is missing, zero or negative, the job cannot run (out of memory). If the speed on the 1g instance of double
+    memory is missing, it is taken to be that on 1g. A larger instance may have a lower speed. `min_slice`: the job gets
+    no instance with fewer compute slices or less memory than this. `qos_floor`: the job gets no instance on which its
+    speed is below this, 0..1.
     """
 
     name: str

@@ -6,10 +6,10 @@ Three rules:
 
 1. Only what the next tenant lacks is moved, not everything that its predecessor has: of two tenants of 70 % each, 40 %
    of the GPU's memory is moved at a switch.
-2. The tenant that will run last is evicted first. Tenants that do not wait for a turn go before those that do, the
-   longest unused first; among waiting tenants, the last in line. In a round of more tenants than fit, that is the
-   tenant that has just run. This is optimal for a cycle, in which evicting the least recently used would move every
-   tenant every time.
+2. The tenant that is expected to run last is evicted first: first the tenants that do not wait for a turn, the longest
+   unused one first, then the waiting tenants, the last in line first. If more tenants than fit take turns in a fixed
+   cycle, the rule evicts the tenant that has just run, which is optimal. To evict the least recently used tenant would
+   move every tenant in every cycle.
 3. Turns last long enough for their moves: a turn whose tenant took t seconds to restore lasts at least t (1 - f) / f,
    so moves take at most the fraction f of the time, however often turns change.
 """
@@ -98,8 +98,8 @@ class GpuResidency:
     settings: ResidencySettings = field(default_factory=ResidencySettings)
     rates: MoveRates = field(default_factory=MoveRates)
     occupants: dict[str, Occupant] = field(default_factory=dict)
-    # bytes that were missing when memory was moved or allocated although the accounts showed enough free memory;
-    # learned from such failures
+    # memory on the GPU that no tenant holds and that is not free; learned from the free memory that the driver reports,
+    # and from failures to move or allocate memory although the accounts showed enough free memory
     overhead_bytes: int = 0
     # part of overhead_bytes that the driver reports as free but does not allocate; learned from allocations that it
     # refused
@@ -140,15 +140,15 @@ class GpuResidency:
         return wanted <= self.capacity_bytes - self.overhead_bytes
 
     def ran_short(self, short_bytes: int) -> None:
-        """Add `short_bytes` to the overhead, which is memory on the GPU that no account contains. `short_bytes`: at
-        least so many bytes of the memory that the accounts show as free were missing.
+        """Add `short_bytes` to the overhead, the memory that no tenant holds and that is not free. `short_bytes`: by
+        how much, at least, the free memory was smaller than the accounts showed.
         """
         self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
 
     def driver_says(self, free_bytes: int, not_taken: int = 0) -> None:
-        """Update the overhead, which is memory that no account contains, from the free memory that the driver reports.
-        `not_taken`: bytes that the accounts contain but no process has allocated yet. The overhead belongs to the
-        driver and other programs, and may change.
+        """Update the overhead from the free memory that the driver reports. The overhead is memory that the driver and
+        other programs hold, and may change. `not_taken`: bytes that the tenants' accounts contain but no process has
+        allocated yet.
         """
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values()) - not_taken
         others = max(0, self.capacity_bytes - held - free_bytes)
@@ -201,11 +201,11 @@ class GpuResidency:
         return int(moved_ns * (1.0 - most) / most)
 
     def idle_patience_ns(self, name: str, line: Sequence[str]) -> int:
-        """Return how long in ns a tenant that has become idle keeps its turn: as long as restoring the next tenant
-        would take.
+        """Return how long in ns a tenant that has become idle keeps its turn: as long as the moves of memory for the
+        next tenant would take; 0 if the next tenant is resident.
 
-        Waiting costs at most as much again as the move that it may save (the rent-or-buy bound). 0 if the next tenant
-        is resident.
+        If the tenant gets work again in this time, the moves are saved. If not, the time lost by waiting is no longer
+        than the moves themselves (as in the rent-or-buy problem).
         """
         for challenger in line:
             if challenger != name:

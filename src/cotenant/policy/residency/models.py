@@ -3,15 +3,16 @@
 Its input is requests and results of actions (`arrived`, `began`, `ended`, `settled`, `failed`, `died`). `decide`
 returns actions that start a model's program, evict it to host memory, restore it, or stop it. Rules:
 
-1. Waiting models are served by rank (class, then priority), then by the time at which the first queued request is late.
-2. A model is not evicted while a stream is open. An idle one is evicted when it has been idle for longer than restoring
-   it takes (at most `most_patience_s`): waiting costs at most as much again as the move that it may save. For a model
-   of lower rank it is evicted after `idle_s`.
+1. Waiting models are served by rank (class, then priority), then by the time at which their first request is late.
+2. A model is not evicted while its program serves a request. An idle model is evicted for a waiting one of equal or
+   higher rank when it has been idle for as long as restoring it takes (at most `most_patience_s`), so waiting takes no
+   longer than the move that it may save. It is evicted for a waiting model of lower rank after `idle_s`.
 3. Of the idle models, those of the lowest rank are evicted first, then those with the smallest expected cost: seconds
-   to restore over seconds idle, since the longer a model is idle, the less likely its next request is now.
-4. A busy model is evicted for a waiting one of higher rank; for one of equal rank only once it has been resident for
-   `back (1 - f) / f` seconds. `back` is the time to restore it, so moves take at most the fraction f of the time. The
-   busy model first gets no more requests ("draining"), and is evicted when its streams have ended.
+   to restore / seconds idle, since the longer a model has been idle, the less likely is a request for it soon.
+4. A busy model is evicted for a waiting one of higher rank, and for one of equal rank when it has been resident for
+   `back (1 - f) / f` seconds. `back` is the time to restore it and f is `most_moving`, so moves take at most the
+   fraction f of the time. The busy model first gets no more requests ("draining"); it is evicted when those that it
+   has are done.
 """
 
 from __future__ import annotations
@@ -80,9 +81,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Settings of which models are resident. `most_moving`: largest fraction of a busy model's time that moves may
-    take, when models of equal rank alternate. `idle_s`: how long a model must be idle before one of lower rank gets its
-    memory.
+    """Settings of the rules above. `most_moving`: largest fraction of a busy model's time that moves may take, when
+    models of equal rank alternate. `idle_s`: how long a model must be idle before it is evicted for one of lower rank.
     """
 
     most_moving: float = 0.2

@@ -29,7 +29,7 @@ class Ewma:
         self.rate_rps = rate_rps if self.rate_rps is None else alpha * rate_rps + (1 - alpha) * self.rate_rps
 
     def forecast(self, ahead: int) -> float:
-        """Return the request rate to plan for; it is the same for every `ahead`."""
+        """Return the request rate to plan for. How many intervals `ahead` it is for makes no difference."""
         if self.rate_rps is None:
             return 0.0
         return self.rate_rps * (1.5 if self.rate_rps < 125.0 else 1.2)

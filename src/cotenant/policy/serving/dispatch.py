@@ -58,8 +58,9 @@ def planned_pressure(profile: ServingProfile, others: Sequence[Gpulet]) -> float
 def build_desk(
     plan: ServingPlan, services: Sequence[Service], profiles: Mapping[str, ServingProfile], hold: float = 0.0
 ) -> kernel.Desk:
-    """Create the dispatcher's state for a serving plan, as compiled code takes it. `profiles`: by GPU model. `hold`:
-    fraction of a gpulet's cycle for which an incomplete batch is held back; 0: an idle gpulet starts its batch at once.
+    """Create the compiled dispatcher's state for a serving plan. `profiles`: by GPU model. `hold`: for how long an
+    incomplete batch is held back after its first request has arrived, as a fraction of the gpulet's cycle (the planned
+    time in which each of its services runs one batch); 0: an idle gpulet starts a batch at once.
     """
     index = {s.name: i for i, s in enumerate(services)}
     pairs = [(i, let, seat) for i, let in enumerate(plan.gpulets) for seat in let.seats]

@@ -17,28 +17,34 @@ import numpy as np
 from cotenant.policy.compiled import bare
 
 # A seat is the place of a service on a gpulet. batch: planned size of its batches, which is also the largest; hold: a
-# smaller batch waits until this many ms have passed.
+# smaller batch is held back until this many ms after its first request arrived.
 SEAT = np.dtype([("svc", "i8"), ("let", "i8"), ("batch", "i8"), ("hold", "f8")], align=True)
-# A gpulet, a part of a GPU on which services take turns. Its seats (places of services) are first..first+count; the
-# fields from turn to n say what runs on it; due: time at which a batch that was held back must be checked again.
+# A gpulet, a part of a GPU on which services take turns. It has `count` seats (places of services), from number
+# `first` on; the fields from turn to n say what runs on it; due: time at which a batch that was held back must be
+# checked again.
 LET = np.dtype(
     [("first", "i8"), ("count", "i8"), ("gpu", "i8"), ("turn", "i8"), ("busy", "i8"), ("seat", "i8"), ("n", "i8"),
      ("seq", "i8"), ("started", "f8"), ("due", "f8")],
     align=True,
 )  # fmt: skip
-# The queue of a service. Its requests are head..tail, and these numbers are never reused; most: largest number of
-# requests in it.
+# The queue of a service. Its requests have the numbers from head to tail - 1, which are never reused; most: largest
+# number of requests in it; first, count: where `Desk.seats_of` has the service's seats.
 QUEUE = np.dtype([("head", "i8"), ("tail", "i8"), ("most", "i8"), ("first", "i8"), ("count", "i8")], align=True)
 WAIT = np.dtype([("arrived", "f8"), ("deadline", "f8"), ("tag", "i8")], align=True)
 DROP = np.dtype([("svc", "i8"), ("seq", "i8"), ("tag", "i8")], align=True)
 
 
 class Desk(NamedTuple):
-    """The state of a dispatcher of batches for S services, the largest of B requests: seats (places of services on
-    gpulets), lets (gpulets, parts of GPUs), queues (one for each service). ring (S, size): the waiting requests of each
-    service, size is a power of two; seats_of: the numbers of the seats, those of one service at first..first+count of
-    its queue, the fastest first; exec_ms (seats, B+1): planned time on each seat of a batch of each size; drops: the
-    requests dropped since `ndrops[0]` was last set to 0.
+    """The state of a dispatcher. S is the number of services, B the size of the largest batch.
+
+    - seats: the places of services on gpulets
+    - lets: the gpulets (parts of GPUs)
+    - queues (S): the queue of each service
+    - ring (S, size): the waiting requests of each service; size is a power of two
+    - seats_of: numbers of seats, ordered by service. A service has `count` of them, from index `first` on (fields of
+      its queue), the fastest seat first.
+    - exec_ms (seats, B+1): planned time of a batch of each size on each seat
+    - drops: the requests dropped since `ndrops[0]` was last set to 0; ndrops[0] is their number
     """
 
     seats: np.ndarray

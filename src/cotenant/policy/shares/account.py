@@ -61,8 +61,8 @@ class Window:
         return self.sums[HELD] + self.sums[FREE]
 
     def add(self, start_ns: int, end_ns: int, kind: int = HELD) -> None:
-        """Append a span of time to the window: HELD, FREE (the tenant held the GPU while none waited) or IDLE (it did
-        not want the GPU, which gives no claim).
+        """Append a span of time to the window: HELD (the tenant held the GPU while others waited), FREE (it held the
+        GPU while none waited) or IDLE (it did not want the GPU). `Account.used_ns` says how each counts.
         """
         if end_ns <= start_ns:
             return
@@ -185,9 +185,9 @@ class Account:
         """Return the time in ns that counts for the tenant's rank: time held while others waited, plus `rate` of the
         rest of the window.
 
-        Time held while none waited took nothing from others, and idle time gives no claim. Both kinds of time count as
-        if the tenant had had exactly its share. So a tenant that arrives or returns has neither a claim nor a debt, and
-        no other is delayed to make up for it.
+        Time held while none waited took nothing from others, and idle time gives no claim to more time later. Both
+        kinds of time count as if the tenant had had exactly its share. So a tenant that arrives or returns has neither
+        a claim nor a debt, and no other is delayed to make up for it.
         """
         window = self.window
         window.trim(now_ns)

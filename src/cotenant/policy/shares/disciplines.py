@@ -17,8 +17,9 @@ from cotenant.policy.shares.account import MS_NS, SECOND_NS, Account
 class QuotaSettings:
     """Settings of turns, in nanoseconds; a *quota* is the length of a turn.
 
-    With turns of at most 100 ms, tenants get their shares in windows of 10 s within about a point. With Gemini's
-    lengths (250 ms at first, at least 100) and up to 1 s, two tenants of 30 and 70 % were off by 10 points.
+    With turns of at most 100 ms, tenants get their shares in windows of 10 s within about one percentage point. Two
+    tenants with shares of 30 and 70 % were off by 10 points with the lengths of Gemini, another program for sharing
+    GPUs (250 ms at first, at least 100), and turns of up to 1 s.
     """
 
     discipline: str = "request-limit"
@@ -44,11 +45,12 @@ class QuotaSettings:
 
 
 def _rank_request_limit(account: Account, now_ns: int) -> tuple[float, float]:
-    """Rank a waiting tenant in Gemini's order: the largest relative deficit first, then the least used time.
+    """Rank a waiting tenant in the order of Gemini's scheduler (gem-schd): the largest relative deficit first, then the
+    least used time.
 
     With W the length of the window, deficit = (request * W - used) / (request * W), so a smaller used / (request * W)
-    goes first. Tenants at or above their request, and those without one, follow by used time. (Source: gem-schd,
-    "Selection"; here less counts as used time, see Account.used_ns.)
+    goes first. Tenants at or above their request, and those without one, follow by used time. What counts as used time
+    differs from gem-schd, which counts exactly the time for which a tenant held the GPU: see Account.used_ns.
     """
     request = account.share.request
     if request > 0.0:
@@ -102,10 +104,11 @@ def _keep_quota(holder: Account, challenger: Account, quota_ns: int, settings: Q
 
 
 def _keep_unless_owed(holder: Account, challenger: Account, quota_ns: int, settings: QuotaSettings, now_ns: int) -> int:
-    """Return the length of the turn that its holder keeps. A holder that has got its request keeps only a minimum turn
-    once a tenant arrives that has not.
+    """Return how much of its turn the holder keeps once `challenger` waits: only a minimum turn, if the holder has got
+    its request and the challenger has not got its own; otherwise the whole turn.
 
-    Otherwise a tenant that pauses briefly in each step would lose a whole turn to another tenant at every pause.
+    Without this rule, a tenant that pauses briefly in each step would lose a whole turn to another tenant at every
+    pause.
     """
     takes_over = _owed_request(challenger, now_ns) and not _owed_request(holder, now_ns)
     return min(quota_ns, settings.min_quota_ns) if takes_over else quota_ns

@@ -62,8 +62,9 @@ class Ended(NamedTuple):
     """Report that a tenant's turn on the GPU has ended; the trace records it. `reason`:
 
     - released, idle, exit: the holder gave the turn back: at its deadline, for lack of work, or when it exited
-    - limit, contended, preempted: the policy ended the turn, since the tenant reached its limit, a tenant that ranks
-      before it waited, or one of higher priority did
+    - limit: the policy ended the turn because the tenant reached its limit
+    - contended: the policy ended the turn early because a tenant that precedes the holder waited
+    - preempted: the policy ended the turn at once because a tenant of higher priority waited
     - gang, suspended: the tenant lost its turn on another of its GPUs, or was suspended
     - expired: the turn was revoked, since the holder still had the GPU some time after the deadline
     - stuck, undrained: the work had not ended some time after the turn was revoked; undrained is for gangs

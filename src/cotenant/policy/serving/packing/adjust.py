@@ -25,10 +25,12 @@ STEPS = np.int64(7)  # number of bisection steps in a search for the largest req
 
 @bare
 def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
-    """Choose batches that keep all SLOs even at higher request rates, as headroom for bursts; the assigned rates do not
-    change. First, all rates of a GPU are multiplied by one factor, the largest of `factors` for which such batches
-    exist. Then the rates of one gpulet (part of the GPU) after the other are multiplied by a further factor, as large
-    as the SLOs of its neighbours allow.
+    """Choose batches that keep all SLOs even at higher request rates, as headroom for bursts. The rates are raised only
+    while batches are chosen, and then set back.
+
+    First, all rates of a GPU are multiplied by one factor, the largest of `factors` for which such batches exist. Then
+    the rates of one gpulet (part of the GPU) after the other are multiplied by a further factor, the largest for which
+    it and its neighbours keep their SLOs.
     """
     for g in range(A.shape[0]):
         copy_gpu(A, g, B, SLOT0)

@@ -5,8 +5,9 @@ A plan is valid if all of this holds:
 
 - On every GPU, MIG allows the instances together, there are not too many gpulets (parts of the GPU), their shares add
   up to at most 1, and memory and network suffice.
-- On every gpulet, under the interference of the neighbours' worst models, the work of one cycle fits into the cycle,
-  and cycle plus work stay within every SLO.
+- A gpulet runs one batch of each of its models in every cycle, whose length the plan states (`duty_ms`). Under the
+  interference of the neighbours' worst models, these batches together take no longer than the cycle. The cycle plus
+  this time stays within the SLO of every service there, because a request may wait for one cycle before its batch.
 - Every service's capacity reaches its rate, less the requests that the plan says it leaves out.
 """
 

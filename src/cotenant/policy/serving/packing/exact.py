@@ -15,11 +15,15 @@ from cotenant.policy.solver import compressed, solve_milp
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proven about serving the request rates with these GPUs. `factor`: no plan, with or without gpulets
-    (parts of GPUs) that several models share, serves more than this factor of the rates. `chosen`: the patterns of a
-    plan that was found, or None. `status`: found; infeasible (by the factor, or after a search of all patterns);
-    alone-infeasible (no plan with one model on each gpulet exists; one with shared gpulets may exist up to the factor);
-    or undecided (the time ran out).
+    """What was proven about serving the request rates with these GPUs.
+
+    `factor`: no plan, with or without gpulets (parts of GPUs) that several models share, serves more than this factor
+    of the rates. `chosen`: the patterns of a plan that was found, or None. `status`:
+
+    - found: a plan was found
+    - infeasible: no plan serves the rates, because `factor` is below 1, or because a search of all patterns found none
+    - alone-infeasible: no plan with one model on each gpulet serves the rates; a plan with shared gpulets may
+    - undecided: the time ran out
     """
 
     factor: float
@@ -28,9 +32,10 @@ class Proof:
 
 
 def rate_factor(table: CoverTable, rates: np.ndarray, counts: np.ndarray) -> float:
-    """Return an upper bound on the factor by which all rates can be multiplied. For each GPU type, the dual of the
-    linear program over its patterns (ways to divide a GPU) gives the prices at which these rates are worth most. Each
-    such set of prices proves a bound (see patterns.py); the least one is returned.
+    """Return an upper bound on the factor by which all rates can be multiplied so that these GPUs still serve them. For
+    each GPU type, the dual of the linear program over its patterns (ways to divide a GPU) gives a price per request/s
+    of each service, such that these rates are worth most. Each such set of prices proves a bound (see patterns.py); the
+    least one is returned.
     """
     best = math.inf
     for t in np.nonzero(counts)[0]:

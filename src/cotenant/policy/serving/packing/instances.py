@@ -10,8 +10,9 @@ instances of each column and y GPUs of each layout:
     for each service: sum over columns of (capacity * x) >= rate
     for each kind of instance: sum of x over its columns <= sum over layouts of (number of such instances * y)
 
-Instances do not slow each other down, so columns are independent. The linear relaxation over the columns in which no
-services take turns bounds every plan, also those in which services do, for the reason given in `patterns`.
+Instances do not slow each other down, so columns are independent. The linear relaxation needs only the columns in which
+no services take turns. Its optimum is nevertheless a bound for all plans: whatever price a request/s of each service
+has, services that take turns never earn more than the best of them alone (see `patterns`).
 """
 
 from __future__ import annotations
@@ -213,8 +214,8 @@ class InstanceTable:
         ]  # fmt: skip
 
     def factor(self, rates: np.ndarray, counts: np.ndarray) -> float:
-        """Return an upper bound, from the linear relaxation, on the factor by which all rates can be multiplied on
-        `counts` GPUs of each type."""
+        """Return an upper bound, from the linear relaxation, on the factor by which all rates can be multiplied so that
+        `counts` GPUs of each type still serve them."""
         rows, low, high = self._rows(self.alone, np.zeros(len(rates)), counts)
         rows = np.hstack([rows, np.concatenate([-rates, np.zeros(len(rows) - len(rates))])[:, None]])
         cost = np.zeros(rows.shape[1])
@@ -276,8 +277,9 @@ class InstanceTable:
     def _rows(
         self, columns: list[Column], rates: np.ndarray, counts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Build the constraints of the integer program, with the variables of columns first and those of layouts after
-        them: rates, instances of each kind, GPUs of each type.
+        """Return the constraints of the integer program as a matrix and the lower and upper limits of its rows. The
+        rows are: the rate of each service, the instances of each kind, the GPUs of each type. The variables are: the
+        number of instances of each column, then the number of GPUs of each layout.
         """
         n, S, K = len(columns), len(rates), len(self.kinds)
         rows = np.zeros((S + K + len(counts), n + len(self.layouts)))

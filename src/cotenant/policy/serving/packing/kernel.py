@@ -59,10 +59,12 @@ SVC = np.dtype(
 
 
 def let_rows(seats: int) -> np.dtype:
-    """Return the record of a gpulet (part of a GPU) while a packing is built; it includes all processes of its
-    partition. part: -1 if the slot is empty; inst: number of its MIG instance on the GPU; rate: requests/s assigned to
-    each seat. The record exists in two sizes (numbers of seats, the places of services), since all functions are
-    compiled for each and a search copies records all the time.
+    """Return the type of record that describes a gpulet (part of a GPU) while a packing is built. If its partition runs
+    several processes, one record stands for all of them. part: -1 if the slot is empty; inst: number of its MIG
+    instance on the GPU; rate: requests/s assigned to each seat (place of a service).
+
+    There are two types: a small one for few seats, because a search copies records all the time, and one for the most
+    seats. There are no more because all functions are compiled for each type.
     """
     most = FEW_SEATS if seats <= FEW_SEATS else MOST_MODELS
     return np.dtype(
@@ -169,7 +171,7 @@ def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
         for b in range(1, T.cell.shape[2]):
             cycle = b / rate
             if found and T.rising:
-                break  # larger batches slow the neighbours down even more, so they cannot fit either
+                break  # larger batches slow the neighbours down no less, so they are not tried
             if n == 1:  # the common case of one service is computed here without a call
                 t, p, m = T.gpu_type[g], A[g, j].part, T.svc[A[g, j].svc[0]].model
                 work = batch_ms(T, t, m, p, b, x)
@@ -327,8 +329,8 @@ def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
 
 @inner
 def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
-    """Return an upper bound of the requests/s that service s could still get on gpulet j, as if the other services'
-    turns and batches cost no extra time.
+    """Return an upper bound of the requests/s that service s could still get on gpulet j: what it can serve in the time
+    that the present rates leave free, if every service used its time as well as when it is alone on the partition.
     """
     t, p = T.gpu_type[g], A[g, j].part
     load = 0.0

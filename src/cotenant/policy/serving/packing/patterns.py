@@ -67,9 +67,13 @@ def pareto(points: np.ndarray) -> np.ndarray:
 
 
 def patterns(T: Tables, t: int, parts: Sequence[int]) -> tuple[np.ndarray, list[Pattern]]:
-    """Return (patterns, S), the capacities of a GPU of type t, or of one MIG instance of it, divided into these
-    partitions (undominated within each pair of services), and what each pattern holds: (partition, service, batch) for
-    each gpulet. There are at most two gpulets."""
+    """Return the patterns of a GPU of type t that is divided into at most two gpulets, whose partitions are among
+    `parts`. If these are the parts of a MIG instance, the result is the patterns of that instance.
+
+    The first result, of shape (patterns, S), is the requests/s of each service under each pattern. The second is, for
+    each pattern, (partition, service, batch) of each gpulet. A pattern is left out if another one with the same
+    partitions and services serves at least as much of each service.
+    """
     S = len(T.svc["slo"])
     rows: list[np.ndarray] = []
     what: list[Pattern] = []

@@ -71,8 +71,8 @@ class Packer:
 
     @cached_property
     def table(self) -> CoverTable | None:
-        """Return the patterns (ways to divide a GPU) and the prices of an exact cover; None if patterns of two gpulets
-        do not cover all plans, or there are too many patterns."""
+        """Return the patterns (ways to divide a GPU) and prices for exact covers (see prices.py); None if plans may
+        divide a GPU as no pattern of two gpulets does, or if there are too many services."""
         one_instance = bool((self.tables.size["whole"] > 1 - 1e-9).all())
         enough = self.spec.cover and self.lets <= 2 and one_instance and len(self.services) <= COVERED
         return cover_table(self.tables) if enough else None
@@ -183,8 +183,8 @@ class Packer:
         return plan
 
     def bound(self, rates: np.ndarray) -> float:
-        """Return an upper bound on the factor by which all rates can be multiplied, over all plans on these GPUs. Below
-        1 the rates are infeasible."""
+        """Return an upper bound on the factor by which all rates can be multiplied so that a plan on these GPUs still
+        serves them. Below 1 the rates are infeasible."""
         fluid = len(self.gpus) / float((rates * self.tables.svc["cost"]).sum())
         if self.instances is not None and self.instances.bounds:
             return min(fluid, self.instances.factor(rates, self._counts))
@@ -294,8 +294,8 @@ class Packer:
         demand = rates * self.tables.svc["cost"]
         order = np.array(sorted(range(len(rates)), key=lambda s: (-services[s].priority, demand[s])))
         search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
-        # done only for rates that are proven infeasible, because this step could also place rates for which the search
-        # failed
+        # `grow` may place rates that the search could not place. A plan could then succeed at these rates and fail at
+        # lower ones, so `grow` is called only if the rates are proven infeasible.
         if self.bound(rates) < 1:
             adjust.grow(self.tables, A, self._scratch, order, left)
         return A

@@ -20,7 +20,7 @@ from cotenant.policy.serving.packing.tables import Gpus
 @dataclass(frozen=True)
 class Move:
     """One step from an old serving plan to a new one. `kind`: load or unload a service on a gpulet (part of a GPU),
-    create or remove a gpulet, or rebatch, which changes the batch or cycle without downtime.
+    create or remove a gpulet, or rebatch, which changes the sizes of a gpulet's batches without downtime.
     """
 
     kind: str

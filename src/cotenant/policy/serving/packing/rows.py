@@ -19,8 +19,9 @@ def place_as(
     T: Tables, gpus: Gpus, services: Sequence[Service], A: State, start: ServingPlan, rates: Mapping[str, float], *,
     own: float | None = None,
 ) -> None:  # fmt: skip
-    """Write a plan's gpulets (parts of GPUs) into a packing state. Each service on a gpulet gets its part of the rate,
-    at most as much as it can serve there, or `own` times what the plan gave it.
+    """Write a plan's gpulets (parts of GPUs) into a packing state. Each service's rate is divided among its gpulets in
+    proportion to its capacity there. If `own` is given, each service instead gets `own` times the rate that the plan
+    gave it on the gpulet.
     """
     index = {s.name: i for i, s in enumerate(services)}
     empty_all(A)

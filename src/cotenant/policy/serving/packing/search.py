@@ -1,8 +1,9 @@
-"""The compiled search of the packing planners: it places one service, builds a packing, and climbs in the rate.
+"""The compiled search of the packing planners: it places one service (`place`), builds a packing of all services
+(`build`), and searches for a packing at higher and higher rates (`climb`).
 
-`climb` decides feasibility by a walk that depends only on the ratios of the rates, not on their size: it raises one
-common factor step by step and stops when the requested size is reached. Feasibility is therefore monotone in that
-factor: what is reached on the way to a high rate is reached for every lower one.
+`climb` decides whether the rates are feasible. It starts at low rates, raises them step by step by one common factor,
+and stops when the requested rates are reached. The steps depend only on the ratios of the rates. So if some rates are
+feasible, these rates times any factor below 1 are feasible, too: the steps are the same and end earlier.
 """
 
 from __future__ import annotations
