@@ -35,7 +35,7 @@ class Run:
     group_counts: dict[str, int]  #: number of all groups of each breakdown, of which `groups` has at most MOST_GROUPS
     ids: NDArray[np.object_]
     path: Path | None = None
-    policy: str = ""  #: the policy that a report compares; all runs of one policy have the same colour
+    policy: str = ""  #: name of the run's policy; a report with several policies compares them, each in its own colour
     #: the policy and, if that is not unique in the report, the facets (options in which the runs differ)
     label: str = ""
     facets: dict[str, str] = field(default_factory=dict)  #: the conditions in which the runs of this policy differ

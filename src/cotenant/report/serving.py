@@ -87,8 +87,9 @@ def service_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def page_data(result: ServingResult) -> dict[str, Any]:
-    """Return the data of the page's curves and bars: per service the latency distribution relative to its SLO and
-    attainment in windows; the gpulets (parts) of every GPU with the fraction of time that each was busy.
+    """Return the data of the page's curves and bars. For each service: the distribution of its latency relative to its
+    SLO, and its SLO attainment in each of the windows into which the run is divided. For each gpulet (part of a GPU):
+    its services, and the fraction of the run for which it was busy.
 
     The latency of an application's stage counts from the arrival of the application's request, and its SLO is the time
     from that arrival by which the stage must be done.

@@ -342,8 +342,8 @@ def _between(values: list[float], noun: str) -> str:
 
 
 def _speed(speed: float) -> str:
-    """Return the job's speed relative to that with the GPU-proportional share of CPU and memory on the reference GPU,
-    in words.
+    """Describe a job's speed in words. Speed 1 is that on the reference GPU (the GPU model to which the trace's times
+    refer) with CPU and memory in proportion to the job's GPUs.
     """
     return f"{'' if figures(speed) == '1' else figures(speed) + '× '}the speed of a GPU-proportional share"
 

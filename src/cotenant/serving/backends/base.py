@@ -53,7 +53,7 @@ class Backend(ABC):
         return False
 
     def lost(self) -> bool:
-        """Whether the device has failed permanently for this process. The worker asks after a batch failed."""
+        """Whether the device has failed permanently for this process. The worker calls this when a batch has failed."""
         return False
 
     def close(self) -> None:  # noqa: B027 not every model holds anything

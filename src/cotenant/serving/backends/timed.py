@@ -1,12 +1,15 @@
 """Backend timed: a model that only sleeps as long as its profile says, on partitions of any size, without a GPU.
 
 OUTPUT is INPUT plus a number derived from the model's name (`offset`), so that answers of a wrong model are detected.
-The file timed.json of a version may define other inputs and outputs, and faults to inject in tests:
+The file timed.json of a model's version may define other inputs and outputs, and faults to inject in tests:
 
     {"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [4]}], "latency_ms": {"1": 2.0, "8": 5.0},
      "faults": {"on_load": "crash|hang|memory|error", "on_value": {"666": "crash|hang|memory|error|lost"}}}
 
-lost: that batch and all later ones of the process fail, as on a device whose MPS server died.
+`on_load` is the fault that occurs when the model is loaded. `on_value` maps values to faults: the fault occurs when the
+first number of an item of a batch is the value. The faults are: crash (the process aborts), hang (it sleeps for an
+hour), memory and error (an exception is raised), and lost (that batch and all later ones of the process fail, as on a
+device whose MPS server died).
 """
 
 from __future__ import annotations
@@ -91,7 +94,7 @@ def _times(spec: ModelSpec) -> list[float]:
 
 
 def _fault(kind: str | None) -> None:
-    """Fail in the way that `faults` in timed.json names for this event."""
+    """Fail in the way that `kind` names, as described at the top of the module. None and "lost" do nothing here."""
     if kind == "crash":
         os.abort()
     if kind == "hang":

@@ -30,7 +30,7 @@ TORCH_NAMES = {
 
 
 class _Graph:
-    """One captured batch size: the device buffers that it reads and writes, and pinned host buffers."""
+    """The CUDA graph of one batch size, the device buffers that the graph reads and writes, and pinned host buffers."""
 
     def __init__(self, graph: Any, inputs: list[Any], outputs: list[Any], torch: Any) -> None:
         self.graph, self.inputs, self.outputs = graph, inputs, outputs

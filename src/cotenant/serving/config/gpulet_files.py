@@ -1,10 +1,13 @@
-"""Reading and writing of the public gpulet scheduler's files: task CSV, sim-config.json, device-config.json,
-ModelList.txt.
+"""Reading and writing of the public gpulet scheduler's files.
 
-Task CSV: a count, then `id,rate,SLO ms,` per task. sim-config.json: GPUs [{Type, Num}], Max Model, Part, Latency Ratio,
-Interference, Self Tuning, Avail_Parts. device-config.json: device_specs [{type, mem_mb, latency_prof_file, ...}], paths
-relative to it. ModelList.txt: `gpu,partition %,dedup,model,batch,duty ms` per model, `reserved` for an empty partition,
-or the word EMPTY for an empty plan.
+- Task CSV: the number of tasks, then a line `id,rate,SLO ms,` for each task.
+- sim-config.json: `GPUs` [{Type, Num}] has the number of GPUs of each type, `Avail_Parts` the partition sizes in % that
+  plans may use, and `Latency Ratio` a factor on profiled latencies. `Part` (GPUs are partitioned), `Interference` (it
+  is taken into account) and `Self Tuning` are 0 or 1 and select the planner. `Max Model` is only written.
+- device-config.json: device_specs [{type, mem_mb, latency_prof_file, ...}]. Paths are relative to the file.
+- ModelList.txt: a plan, with a line `gpu,partition %,dedup,model,batch,duty ms` for each model of a gpulet. `dedup`
+  distinguishes gpulets of equal size on one GPU, and `duty ms` is the gpulet's cycle, in which each of its models runs
+  one batch. The model `reserved` stands for an empty partition, and the word EMPTY for an empty plan.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ def _id(model: str) -> str:
 
 
 def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfile:
-    """The profile that a device spec names; if it names none, the built-in profile of that GPU."""
+    """Return the profile that a device spec names; if that file does not exist or none is named, the built-in profile
+    of the spec's GPU type.
+    """
     gpu = str(spec.get("type", ""))
     named = spec.get("latency_prof_file")
     table = folder / str(named) if named else None

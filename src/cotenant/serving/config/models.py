@@ -21,19 +21,22 @@ from cotenant.policy.residency import ModelFacts
 from cotenant.serving.config.server import ListenEntry
 from cotenant.serving.config.services import MOST_PRIORITY
 
-CPU = "cpu"  # value of gpus.model for programs that use no GPU; they are stopped instead of being evicted
+# value of gpus.model for programs that use no GPU; such programs cannot be evicted to host memory, so they are stopped
+CPU = "cpu"
 MOST_MODELS = 10_000
 PORT = "{port}"
 
 
 class ModelGpusEntry(Strict):
-    """The setting `gpus`: number of GPUs for the models, and memory of each. `model: soft` is the software GPU; `model:
-    cpu` means that there is no GPU."""
+    """The setting `gpus`: the number of GPUs for the models, and the memory that models may use on each GPU. `model:
+    soft` is the software GPU, which imitates a GPU on a machine without one. `model: cpu` means that the programs use
+    no GPU."""
 
     count: int = Field(default=1, ge=1, le=64)
     """Number of GPUs that the models may use."""
     model: str | None = None
-    """`soft`: the software GPU; `cpu`: no GPU. By default the machine's GPUs."""
+    """`soft`: the software GPU, which imitates a GPU on a machine without one; `cpu`: no GPU. By default the machine's
+    GPUs."""
     memory: Memory | None = None
     """Memory that models may use on each GPU; by default all."""
     mechanism: Literal["auto", "time", "slices", "mps"] = "auto"
@@ -47,7 +50,7 @@ class ModelEntry(Strict):
     """An entry of the setting `models`: one language model with its program."""
 
     name: str = Field(min_length=1, max_length=63)
-    """The model's name in requests, and the tenant's name."""
+    """The model's name in requests. On GPUs, the model's program is a tenant of the agent under the same name."""
     command: str = Field(min_length=1)
     """The program; `{port}` becomes a free port of 127.0.0.1. It is run without a shell."""
     memory: Memory
@@ -55,10 +58,10 @@ class ModelEntry(Strict):
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
     """Best-effort models wait while a latency-sensitive model on the same GPU is working, and are evicted first."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
-    """Among models of one class, those with a larger priority go first."""
+    """Among models of one class, those with a larger priority are served first and evicted last."""
     ttft_ms: float = Field(default=1000.0, allow_inf_nan=False, gt=0)
     """Target for the time to the first token. Of several models that wait for a GPU, the one that would miss its target
-    first goes first."""
+    first is served first."""
     tpot_ms: float = Field(default=100.0, allow_inf_nan=False, gt=0)
     """Target for the mean time between output tokens, which metrics and simulations compare with the measured time.
     """
@@ -97,7 +100,8 @@ class ModelsFile(BaseModel):
     listen: ListenEntry = ListenEntry()
     """Address and limits of the endpoint."""
     host_memory: Memory | None = None
-    """Host memory for all evicted models; by default the agent's limit."""
+    """Host memory for all evicted models together; by default only the limit of the agent applies, which is its setting
+    `swap_memory`."""
     load_timeout: Seconds = Field(default=600.0, gt=0)
     """How long a program may take to start."""
     idle: Seconds = Field(default=10.0, ge=0)

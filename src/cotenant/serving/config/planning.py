@@ -50,8 +50,9 @@ class Problem:
 def restrict(
     profile: ServingProfile, labels: Sequence[str] | None, max_gpulets: int | None, *, instances: bool
 ) -> ServingProfile:
-    """Return a profile that has only these partitions. Raises InputError if a partition is not profiled or, with
-    `instances`, is not a MIG slice.
+    """Return a profile that has only the partitions `labels`, and at most `max_gpulets` gpulets on a GPU; None leaves
+    the profile's value. `instances`: partitions must be MIG slices, and if `labels` is None, only whole MIG instances
+    remain. Raises InputError if a partition is not in the profile or, with `instances`, is not a MIG slice.
     """
     chosen = profile.partitions
     if labels is not None:
@@ -98,8 +99,9 @@ def _enforceable(profile: ServingProfile, deployment: Deployment) -> ServingProf
 def build_problem(
     deployment: Deployment, profile: str | Path | None = None, gpus: int | None = None, *, live: bool = False
 ) -> Problem:
-    """The planning problem of a services file. `profile` replaces the file's profile, and `gpus` its number of GPUs (of
-    its first GPU model). `live`: use only partition sizes that a server can give its workers."""
+    """Return the planning problem of a services file. `profile` replaces the file's profile, and `gpus` the file's
+    number of GPUs: if `gpus` is larger, GPUs of the file's first GPU model are added. `live`: use only partition sizes
+    that a server can give its workers."""
     models = deployment.gpu_models
     if gpus is not None:
         if gpus < 1:

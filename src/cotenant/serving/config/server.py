@@ -67,7 +67,8 @@ class ServingEntry(Strict):
     verify: bool = True
     """Whether plans are simulated before they are used."""
     hold: float = Field(default=0.0, ge=0, le=1)
-    """Fraction of a duty cycle that an incomplete batch waits for more requests."""
+    """How long an incomplete batch waits for more requests, as a fraction of the planned cycle, in which a part of a
+    GPU runs one batch of each of its models."""
     poll_models: Seconds = Field(default=0.0, ge=0)
     """Interval at which folders are checked for new versions; 0: never."""
     load_timeout: Seconds = Field(default=300.0, gt=0)

@@ -55,13 +55,14 @@ class ServiceEntry(Strict):
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
     """A best-effort service has no deadlines and, under a co-location scheme, yields to latency-sensitive services."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
-    """Larger values go first if not all services fit."""
+    """If the GPUs do not suffice for all services, services with a larger priority are planned first."""
     memory: Memory | None = None
     """GPU memory reserved for the service's worker under a co-location scheme."""
     input_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Size of a request; determines how long its copy to the GPU takes in plans and simulations."""
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Weight of the copies of the service's worker on the PCIe link."""
+    """Weight by which the worker of this service shares the PCIe link with other processes, for copies between host and
+    GPU memory."""
     work_class: Literal["unknown", "memory", "compute"] = "unknown"
     """Resource that limits the speed of the service's kernels. Only the co-location scheme orion uses this setting."""
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
@@ -96,7 +97,7 @@ class ApplicationEntry(Strict):
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
     """Time within which the last stage must have answered."""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
-    """Larger values go first if not all services fit."""
+    """If the GPUs do not suffice for all services, those with a larger priority are planned first."""
     arrivals: str | None = None
     """Arrival process in simulations, as for services."""
     inputs: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -133,9 +134,9 @@ class ServicesFile(BaseModel):
 
 @dataclass(frozen=True)
 class Deployment:
-    """services.yaml, validated: GPU model names in order, services, applications, planning settings. `raw`: the file's
-    content, with the server's keys; `source`: positions in the file. `colocation`: the scheme under which
-    latency-sensitive and best-effort services share GPUs; None: both classes are treated alike.
+    """services.yaml, validated: the model name of each GPU, services, applications, planning settings. `raw`: the
+    file's content, with the server's keys; `source`: the line of each setting in the file, for errors. `colocation`:
+    the scheme under which latency-sensitive and best-effort services share GPUs; None: both classes are treated alike.
     """
 
     file: str

@@ -27,8 +27,8 @@ HUNG_BEST_EFFORT_MS = 60_000.0
 # The dispatcher gets a deadline that is earlier than the request's, because batches may take longer than planned. It is
 # earlier by at most this fraction of the time from the request's arrival until its deadline.
 MOST_SPARE = 0.1
-# The overrun is how much longer than planned a batch takes. Weight of a new value in its average, if the value is above
-# the average, and if it is below.
+# The overrun is how much longer than planned a batch takes. In the running average of a service's overrun, a new value
+# has the weight OVERRUN_UP if it is above the average, and OVERRUN_DOWN if it is below.
 OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02
 
 

@@ -13,7 +13,7 @@ from cotenant.observability.metrics import SERVER_BATCH, SERVER_SECONDS
 from cotenant.serving.dispatch.calls import Outcome
 from cotenant.serving.dispatch.requestlog import CsvLog, quoted
 
-RECENT = 512  # number of latest latencies of a service from which `top` computes percentiles
+RECENT = 512  # number of latest latencies of a service from which the percentiles in `cotenant top` are computed
 PARTS = ("compute_input", "compute_infer", "compute_output")
 
 

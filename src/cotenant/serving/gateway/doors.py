@@ -75,7 +75,8 @@ async def listen(
     listeners = []
     for door in sockets:
         try:
-            # called here, because uvloop would not notice that another server has bound the address in the meantime
+            # `listen` is called here and not left to create_server, because with uvloop that would not fail if another
+            # server has begun to listen on the address since the socket was bound
             door.listen(BACKLOG)
             listeners.append(await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG))
         except OSError as error:

@@ -192,7 +192,7 @@ class GrpcApi:
             return self._parsed(data, None)
         end, spans = parts
         head = data[:end]
-        # the parsed head is not cached, because the result depends on which regions of shared memory are registered
+        # a head that names shared memory is not cached, because its decoding depends on which regions are registered
         if b"shared_memory_region" in head:
             return self._parsed(data, None)
         known = self._heads.get(head)

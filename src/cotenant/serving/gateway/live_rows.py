@@ -1,4 +1,4 @@
-"""The server's rows of the live page, and its metrics."""
+"""The server's metrics, and the rows about the server on the live page (pages.py)."""
 
 from __future__ import annotations
 

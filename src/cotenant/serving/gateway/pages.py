@@ -71,8 +71,8 @@ class Pages:
 
 
 def token_in(url: bytes) -> bytes:
-    """Token of `?token=` in a page's address, in the form of a header's value, since browsers cannot send the
-    header.
+    """Return the token of `?token=` in a page's address, in the form of the value of an Authorization header. A user
+    who opens the page in a browser can give the token in the address, but not in that header.
     """
     query = url.partition(b"?")[2].decode("latin-1").replace("+", "%2B")
     return b"Bearer " + "".join(parse_qs(query).get("token", [])).encode()

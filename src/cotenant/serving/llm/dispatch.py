@@ -151,8 +151,8 @@ class Dispatch:
             self._alarm = loop.call_later(max(0.001, self.policy.wake_s - now_s), self.turn)
 
     def _waiting(self) -> list[Model]:
-        """Return the models with waiting requests that are on a GPU, or on their way to or from one. Some of them must
-        not be sent requests now, for example those that are to leave the GPU; `_pump` checks this.
+        """Return the models that have waiting requests and are on a GPU, or are being moved to or from one. Some of
+        these models must not be sent requests now, for example those that are to leave the GPU; `_pump` checks this.
         """
         return [self.models[name] for name in self.policy.resident if self.models[name].queue]
 
@@ -246,7 +246,8 @@ class Dispatch:
         self._programs.discard(program)
         self._ports.discard(program.upstream.port)
         model.stats.deaths += 1
-        pause_s = 0.0  # the program is restarted at once, unless its previous run did not answer anything either
+        # the program is restarted at once, unless it has answered no request since its previous failure
+        pause_s = 0.0
         if model.failures:
             pause_s = self._pause_s(model)
         else:

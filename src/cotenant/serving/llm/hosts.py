@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AGENT_WITHIN_S = 300.0  # long, because in a source checkout an agent first compiles the native libraries
-AGENT_BACK_S = 30.0  # how long an order waits for the restart of an agent that has ended
+AGENT_BACK_S = 30.0  # how long a command to an agent that has ended waits for the agent's restart
 PARK_WITHIN_S = 10.0
 NAME_FREE_S = 10.0  # how long the name of a tenant that has ended may still be in use
 
@@ -47,8 +47,8 @@ class GpuRoom:
 
 
 class Host(Protocol):
-    """Starts model processes and moves them between GPU and host memory. Raises WorkError or InputError with the
-    reason.
+    """Starts model processes and moves them between GPU and host memory. Its methods raise WorkError or InputError when
+    they fail, with the reason.
     """
 
     gpus: list[GpuRoom]
@@ -56,10 +56,10 @@ class Host(Protocol):
 
     @property
     def agent(self) -> Path | None:
-        """Folder of the agent whose tenants the programs are."""
+        """Folder of the agent that runs the programs as its tenants; None if the programs use no agent."""
 
     async def start(self) -> None:
-        """Find the GPUs of this host for the models."""
+        """Prepare the host. Afterwards, `gpus` lists the GPUs that the models may use."""
 
     async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
         """Start a program in a process group of its own, with its output in a file."""
@@ -115,8 +115,9 @@ class PlainHost:
 
 
 class AgentHost:
-    """Runs programs as tenants of an agent. If no agent runs in `folder` (None: this user's folder), one is started,
-    restarted if it ends, and stopped at the end.
+    """Runs programs as tenants of an agent: the one that runs in `folder` or, if `folder` is None, in this user's agent
+    folder. If none runs there, the host starts an agent of its own in a temporary folder, restarts it if it ends, and
+    stops it in `close`.
     """
 
     def __init__(self, wanted: ModelGpusEntry, models: tuple[ModelEntry, ...], folder: Path | None, keeper: Keeper):
@@ -205,7 +206,8 @@ class AgentHost:
         try:
             environment = await self._in_thread(lambda: program_environment(answer))
             process = await spawn(command, log, environment)
-            # at once, since a server that is killed while the agent answers must leave no program
+            # The keeper learns of the program before the agent is called: if the server is killed during the call, the
+            # keeper then kills the program.
             self._keeper.begin(process.pid)
             try:
                 # if the process has already ended, the agent need not know of its start
@@ -243,7 +245,7 @@ class AgentHost:
         await self._order("resume", name=name, timeout_s=AGENT_BACK_S)
 
     async def _order(self, op: str, **values: Any) -> None:
-        """Send the agent an idempotent order. Send it again if the agent restarted meanwhile."""
+        """Send the agent an idempotent command. Send it again if the agent has ended before its answer arrived."""
 
         def give() -> None:
             deadline = time.monotonic() + AGENT_BACK_S
@@ -257,7 +259,7 @@ class AgentHost:
                 except NothingToDoError:
                     if not again:
                         raise
-                    return  # the agent had carried out the order before its answer was lost
+                    return  # the agent had carried out the command before its answer was lost
                 except LostServerError:
                     if time.monotonic() > deadline:
                         raise

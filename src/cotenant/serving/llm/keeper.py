@@ -1,6 +1,6 @@
-"""A process that kills the programs of a server that has ended without stopping them itself. Lines `+PID` and `-PID` on
-its standard input name process groups that started and ended. When the input ends, the remaining groups are killed.
-It uses only the standard library.
+"""The keeper: a process that kills the programs of a server that has ended without stopping them itself. Lines `+PID`
+and `-PID` on the keeper's standard input name process groups that have started and ended. When the input ends, the
+keeper kills the remaining groups. This module uses only the standard library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Presentation of models: status for `top`, rows of the live page, metrics."""
+"""The state of language models as users see it: the status for `cotenant top`, rows of the live page, metrics."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OpenAI's HTTP API as far as the endpoint handles it: errors, headers, the list of models. The programs do the
-rest.
+"""The parts of OpenAI's HTTP API that the server handles itself: errors, headers, the list of models. The models'
+programs do the rest.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def refuse(x: Exchange, error: OpenAIError, request_id: bytes = b"") -> None:
 
 
 def request_id_of(x: Exchange) -> bytes:
-    """The client's own id of its request, or a new id. A new id is a UUID, since llama.cpp's server accepts nothing
-    else."""
+    """Return the id that the client gave its request, unchanged. If it gave none or an invalid one, return a new id: a
+    UUID, since llama.cpp's server accepts no other form."""
     given = x.headers.get(b"x-request-id", b"")
     return given if REQUEST_ID.fullmatch(given) else str(uuid.uuid4()).encode()
 
@@ -112,13 +112,14 @@ def answer_headers(headers: Iterable[tuple[bytes, bytes]], request_id: bytes, qu
 
 
 class Renamed:
-    """Replaces the program's name of a model by the public one in a stream, also across chunk boundaries."""
+    """Replaces a model's name in a program's answer (`theirs`) by the model's public name (`ours`). The name is also
+    found if it is divided between two chunks of the answer."""
 
     def __init__(self, theirs: str, ours: str) -> None:
         self._pairs = [
             (b'"model":%s%s' % (space, orjson.dumps(name)), b'"model":%s%s' % (space, orjson.dumps(ours)))
             for space in (b"", b" ")
-            for name in (theirs, f"{theirs}@main")  # with its revision, as `transformers serve` 5.17 writes the name
+            for name in (theirs, f"{theirs}@main")  # `transformers serve` 5.17 appends the model's revision to the name
         ]
         self._longest = max(len(old) for old, _ in self._pairs)
         self._rest = b""

@@ -22,8 +22,8 @@ ASK_EVERY_S = 0.05
 ASK_SELDOM_S = 0.5
 ANSWER_WITHIN_S = 5.0
 GRACE_S = 10.0
-# answers to /v1/models of programs without a list of models; 500 comes from `transformers serve` on a machine without a
-# cache of models
+# HTTP statuses with which a program that has no list of models answers a GET of /v1/models; 500 comes from
+# `transformers serve` on a machine without a cache of models
 NO_LIST = (404, 405, 500, 501)
 
 
@@ -121,7 +121,7 @@ class Program:
 
 
 class _Answer:
-    """Receives one short answer of the program as a whole."""
+    """Collects one short answer of the program; `done` gets its status and its whole body."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()

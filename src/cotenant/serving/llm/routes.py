@@ -24,8 +24,8 @@ OPEN = frozenset({b"/health", b"/v2/health/live", b"/v2/health/ready"})
 
 
 class ModelRoutes:
-    """Finds the endpoint of an HTTP request. `services`: the endpoints of the services in the file, which answer
-    everything that is not for language models.
+    """Finds the endpoint of an HTTP request. `services` handles the endpoints of the services in models.yaml (None: it
+    has no services) and gets every request for a path that is not in LOCAL or OPEN and does not begin with /v1/.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The server of language models: constructs all parts, starts and stops them in order."""
+"""The server of language models: creates all parts, starts them one after another, and stops them in reverse order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options of the command line beyond models.yaml. `logs`: a folder for programs' output; None: a temporary one."""
+    """Settings from the command line. `http`: address to use instead of `listen.http` in models.yaml; `agent`: folder
+    of a running agent; `logs`: folder for the programs' output (None: a temporary one).
+    """
 
     http: str | None = None
     agent: Path | None = None
@@ -41,7 +43,7 @@ class ModelOptions:
 
 class ModelServer:
     """The HTTP server for language models and their processes. Call `start`, then `stop`, on one event loop.
-    `services`: the server for the file's other services; it opens no HTTP port.
+    `services`: the server for the services in models.yaml, if it has any; that server opens no HTTP port.
     """
 
     def __init__(self, config: ModelsConfig, options: ModelOptions, services: Any = None) -> None:
@@ -68,7 +70,9 @@ class ModelServer:
         LOG.info("%s", text)
 
     async def start(self) -> None:
-        """Bind the address, find the GPUs, start the models with `keep: 1`, and listen."""
+        """Bind the address, find the GPUs, start the models that are never evicted (`keep: 1` in models.yaml), and
+        listen.
+        """
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: LOG.error("a background task failed: %s", context.get("exception") or context["message"])
         )

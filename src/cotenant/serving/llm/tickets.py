@@ -179,7 +179,7 @@ class Ticket:
         self.fail(OpenAIError(502, text, "program_failed"), "failed")
 
     def fail(self, error: OpenAIError, outcome: str) -> None:
-        """End the answer with an error, as one sentence for the client."""
+        """End the answer with an error: as the last event if a stream has begun, otherwise as the whole answer."""
         if self.done:
             return
         if self.streamed:
@@ -199,8 +199,8 @@ class Ticket:
 
     @property
     def times(self) -> tuple[float, float | None] | None:
-        """Times of a streamed answer: seconds to its first event, and mean seconds between events (None if there was
-        only one)."""
+        """Times of a streamed answer in seconds: from the request's arrival to the first event, and the mean time
+        between events (None if there was only one event)."""
         if not self._events:
             return None
         between = (self._last_s - self._first_s) / (self._events - 1) if self._events > 1 else None

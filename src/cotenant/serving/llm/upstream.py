@@ -1,6 +1,7 @@
 """Requests to one program over persistent HTTP/1.1 connections: answers are forwarded as they arrive.
 
-Uses callbacks and a parser in C, like the server's side (decision 0138 compares it with an ordinary client library).
+This module uses callbacks and a parser in C, as gateway/http1.py does for connections of clients. Decision 0138
+compares it with an ordinary client library.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Link(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
         self._sized = False
-        self.kept = False  # the connection was idle before this request, so the program may be closing it now
+        # true: the connection was idle before the current request, so the program may be closing it now
+        self.kept = False
 
     def ask(self, request: bytes, receiver: Receiver) -> None:
         """Send a request on this connection."""
@@ -191,7 +193,7 @@ class Upstream:
             link.transport.abort()
 
     def free(self, link: Link) -> None:
-        """Keep a connection that is free for the next request."""
+        """Keep a connection whose request is finished, for a later request. Close it if MOST_KEPT are already kept."""
         link.kept = True
         if len(self._free) < MOST_KEPT:
             self._free.append(link)
@@ -199,7 +201,7 @@ class Upstream:
             link.transport.close()
 
     def lost(self, link: Link) -> None:
-        """Forget a connection to the program that was closed."""
+        """Forget a closed connection."""
         self._links.discard(link)
         if link in self._free:
             self._free.remove(link)

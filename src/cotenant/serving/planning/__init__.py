@@ -1,4 +1,4 @@
-"""Replanning for changing request rates while the server runs."""
+"""Makes new serving plans when request rates change while the server runs, and applies them."""
 
 from cotenant.core.extras import require
 

@@ -205,7 +205,8 @@ class Crew:
 
     def _match(self, plan: ServingPlan) -> tuple[list[Let], list[_New]]:
         """For each gpulet of the plan, find an existing gpulet that matches, or create a new worker."""
-        # a worker with a model that is outdated or no longer loaded is not reused: the model's memory would stay in use
+        # A worker is reused only if the server may still serve all models in the worker. If one of them is outdated,
+        # has been unloaded from the server, or has failed, a reused worker would still keep it in memory.
         ready = {(name, self.models[name].generation) for name in self.ready_services()}
         free = [let for let in self.pool.lets if let.worker is not None and self._keys[let.worker] <= ready]
         lets: list[Let] = []
@@ -231,7 +232,7 @@ class Crew:
 
     @property
     def _elastic(self) -> bool:
-        """Return whether the workers of this mechanism change their share themselves, between batches."""
+        """Return whether workers can change their own share of the GPU between batches with the server's mechanism."""
         return self.config.deployment.capabilities.worker_resizes
 
     async def _resized(self, plan: ServingPlan, lets: Sequence[Let]) -> None:
@@ -283,7 +284,7 @@ class Crew:
             self.pool.loaded[name] = Loaded(info, model.found.version)
 
     async def _retire(self, let: Let) -> None:
-        """Let a gpulet that the plan no longer has finish its batch, then stop its worker."""
+        """Wait until a gpulet that is not in the new plan has finished its batch, then stop its worker."""
         try:
             await asyncio.wait_for(self.pool.drained(let), DRAIN_S)
         except TimeoutError:

@@ -54,9 +54,10 @@ def decide(
 ) -> Decision:
     """Plan for the services' rates times `headroom`.
 
-    With a `target`, the plan is simulated, and made for higher rates if requests are late. `min_gpus`: as few GPUs as
-    possible. `start`: a plan to change as little as possible. `on_ready()` is called once the input is valid, before
-    anything is compiled. Raises InputError for an input that cannot be planned.
+    With a `target` (fraction of each service's requests that must be in time), the plan is simulated. As long as
+    services miss the target, the plan is made again for higher rates of these services. `min_gpus`: use as few GPUs as
+    possible. `start`: the current plan, of which the new plan changes as little as possible. `on_ready()` is called
+    once the input is valid, before anything is compiled. Raises InputError for an input that cannot be planned.
     """
     services, gpus = problem.services, problem.gpus
     rates = [s.rate_rps * headroom for s in services]

@@ -27,7 +27,7 @@ from cotenant.serving.planning.planner import Ask
 from cotenant.serving.worker import UnavailableError, WorkerFactory
 
 SAMPLE_S = 0.5
-LEAST_RATE = 0.01  # lowest rate for which a service is planned, so that even an idle one stays reachable
+LEAST_RATE = 0.01  # lowest rate in requests/s for which a service is planned, so that even an idle one stays reachable
 PLAN_LIMIT_S = 120.0
 # time limit of the first plan; it is long, because the planner process may have to compile for half a minute or more
 FIRST_PLAN_LIMIT_S = 900.0
@@ -132,8 +132,8 @@ class Replanner:
             self.measured[name] += 0.2 * (rate - self.measured[name])
 
     def rates(self) -> dict[str, float]:
-        """The rates to plan for, of services that can be served. An idle service keeps a fraction of its announced
-        rate.
+        """Return the rates to plan for, for all services that can be served: the forecasts. An idle service is planned
+        for a fraction of its rate in services.yaml.
         """
         ahead = max(1, round(self.config.deployment.period_s / SAMPLE_S))
         least = self.config.entry.least_rate
@@ -211,7 +211,9 @@ class Replanner:
             self.held = held
 
     async def run(self) -> None:
-        """Sample rates continuously; plan every period and on request."""
+        """Measure the request rates continuously. Make a new plan at once if `wanted` is set or the usable GPUs have
+        changed and, unless the plan is fixed, once per `period_s`.
+        """
         loop = asyncio.get_running_loop()
         last = loop.time()
         due = last + self.config.deployment.period_s

@@ -1,5 +1,5 @@
-"""Tensors of the Open Inference Protocol, and their conversion to numpy arrays. Imports only numpy, since workers use
-it, too.
+"""Tensors of the Open Inference Protocol, and their conversion to numpy arrays. Besides the standard library, this
+module imports only numpy, because worker processes import this module, too.
 """
 
 from __future__ import annotations
