@@ -94,8 +94,8 @@ def solve_milp(
 
 
 def _quiet_solver() -> Any:
-    """Create a solver. Its constructor would print a banner on standard output, which may belong to a JSON object, so
-    that output is suppressed.
+    """Create a solver. Its constructor prints a banner on standard output, to which the program may write a JSON
+    object, so the banner is suppressed.
     """
     import highspy
 

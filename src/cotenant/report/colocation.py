@@ -26,7 +26,9 @@ PROMISE_P99, PROMISE_BE = 1.05, 0.95
 COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hexagon", "bowtie")
 ROUGH_REQUESTS = 500
-OVER = 1.02  # best-effort work may exceed what the service leaves by this factor, since measurements have errors
+# best-effort work may exceed what fits in the time that latency-sensitive work leaves by this factor without a remark,
+# since measurements have errors
+OVER = 1.02
 LATE_PART = 0.01  # if more than this fraction of the requests is late, p99 is the latency of a late request
 MOST_LATE = 4  # the remark about late requests names at most this many values
 STYLE = (
@@ -68,8 +70,8 @@ def _interval(row: Mapping[str, Any], key: str, form: str) -> str:
 
 
 def kept(row: Mapping[str, Any]) -> bool:
-    """Whether a scheme meets both targets: p99 of latency-sensitive requests close to that alone, and most of the
-    best-effort work that is possible.
+    """Whether a scheme meets both targets: latency-sensitive requests have almost the p99 that they have without
+    best-effort work, and almost all best-effort work is done that fits in the time that these requests leave.
     """
     return bool(row["ls_p99_over_alone"] <= PROMISE_P99 and row["be_over_left"] >= PROMISE_BE)
 
@@ -128,8 +130,8 @@ def notes(rows: Rows) -> list[str]:
 
 
 def _paused(rows: Rows) -> list[str]:
-    """Return a remark about the values of p99 that a pause of the host caused: in these runs, 1 % of the requests or
-    more began late.
+    """Return a remark about the values of p99 that a pause of the host determines, because 1 % of the requests or more
+    began late in the measurement.
     """
     found = []
     for scheme, loads in rows.items():

@@ -51,8 +51,8 @@ class Windows:
         self._where = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, WINDOWS - 1)
 
     def attainment(self, mine: NDArray[np.bool_], good: NDArray[np.bool_]) -> list[float | None]:
-        """Return for each window the share of the requests `mine` that are also in `good`; None for a window without
-        such requests.
+        """Return for each window which share of the requests in `mine` is also in `good`; None for a window without
+        requests in `mine`.
         """
         sent = np.bincount(self._where[mine], minlength=WINDOWS)
         kept = np.bincount(self._where[mine & good], minlength=WINDOWS)

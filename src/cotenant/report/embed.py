@@ -28,8 +28,10 @@ def plotly() -> str:
 def shell(
     title: str, head: str, main: str, parts: Mapping[str, str], data: Any, scripts: Sequence[str], body: str = ""
 ) -> str:
-    """Return a whole page as HTML. `head`: HTML below the title; `main`: the asset with the page's sections, whose
-    {{NAME}} are replaced by `parts`, HTML as well; `data`: input of the `scripts` (assets); `body`: attributes of the
+    """Return a whole page as HTML.
+
+    `head`: HTML below the title. `main`: name of the asset with the page's sections. `parts`: HTML that replaces each
+    {{NAME}} in that asset, by name. `data`: input of the scripts. `scripts`: names of assets. `body`: attributes of the
     body element.
 
     All names are replaced in one pass, so that a replacement that contains braces is not replaced again.

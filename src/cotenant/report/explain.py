@@ -120,8 +120,8 @@ def happenings(record: Record, row: int) -> list[Happening]:
 
 
 def rounds_at(record: Record) -> Any:
-    """Return a function that describes the cluster's state at a time, after the last decision before it; None if there
-    is no decision yet.
+    """Return a function of a time. It describes the cluster's state as the last decision up to that time left it, and
+    returns None if no decision had been made by then, or if the record does not state the number of GPUs.
     """
     times = record.rounds["time_s"].to_numpy()
     total = record.info.cluster.get("gpus")

@@ -28,7 +28,7 @@ HEADS = (
 
 
 def write_page(path: str | Path, result: OpenAiResult | LlmResult) -> None:
-    """Write the page about requests to language models atomically."""
+    """Write the page about requests to language models. The file is written atomically."""
     with atomic_file(path) as file:
         file.write(build_page(result))
 

@@ -27,8 +27,9 @@ SPREADS_SHOWN = ("jct_s", "queueing_s", "slowdown", "ftf_rho")
 def write_page(path: str | Path, runs: list[Run], title: str = "Cotenant runs", baseline: str | None = None) -> None:
     """Write the page for `runs` atomically.
 
-    `baseline`: the policy to compare jobs with one by one; None: fifo with the proportional share if it is among
-    the runs, else the first. Raises InputError if the file cannot be written or no run has that policy.
+    `baseline`: the policy with which the other policies are compared job by job. None: the policy that orders jobs by
+    arrival (fifo) and gives them CPU cores and memory in proportion to their GPUs, if it is among the runs, else the
+    first run's. Raises InputError if the file cannot be written or no run has that policy.
     """
     page = build_page(runs, title, baseline)
     with atomic_file(path) as file:
@@ -53,7 +54,7 @@ def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | No
 
 
 def pick_baseline(runs: list[Run], wanted: str | None = None) -> str:
-    """Return the policy to compare jobs with; InputError if no run has it."""
+    """Return the policy with which the others are compared; InputError if no run has it."""
     policies = list(dict.fromkeys(run.policy for run in runs))
     if wanted is not None:
         if wanted not in policies:

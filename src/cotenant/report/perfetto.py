@@ -145,7 +145,7 @@ def _slices(record: Record, placements: Placements, lanes: list[Lanes]) -> Itera
         # only the last of several events that a job has at one time counts
         last = {int(events.job[i]): i for i in range(begin, end)}
         wanted = {job: dict(placements.at(i)) if holding[i] else {} for job, i in last.items()}
-        # stays that end at this time are ended before others begin, so that their GPUs are free for those
+        # stays that end at this time are ended first, so that their GPUs are free for the stays that begin at this time
         for job, places in wanted.items():
             for node in [n for n, stay in held.get(job, {}).items() if places.get(n) != stay.gpus]:
                 stay = held[job].pop(node)

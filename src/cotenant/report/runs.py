@@ -88,10 +88,10 @@ def _group_name(by: str, value: Any) -> str:
 
 
 def arrange(runs: list[Run]) -> list[Run]:
-    """Give runs of one report unique labels and find how they differ: by policy, and in what else.
+    """Give the runs of one report unique labels, and find how they differ: by policy, and in what else.
 
-    Two runs with the same label are the same policy under other conditions (load, seed, split, cluster, trace ...);
-    the conditions that differ become facets.
+    The label in a run's record (`info.label`) names its policy. Several runs of one policy differ in conditions (load,
+    seed, split, cluster, trace ...). The conditions that differ become the runs' facets, and parts of their new labels.
     """
     for run in runs:
         run.policy = run.label = run.info.label

@@ -117,7 +117,9 @@ class NodeTurns:
     # -- gangs -----------------------------------------------------------------------------------------------------
 
     def _finish(self, out: list[Instruction], now_ns: int) -> list[Instruction]:
-        """Apply instructions about a gang to its other GPUs, too, and collect the GPUs of gangs that are next in line.
+        """Carry out what `out`, the instructions for one GPU, means for gangs, and return all instructions. If a gang's
+        turn ends on one GPU, it ends on the gang's other GPUs, too. If a gang is first in line on a GPU (Claim), it
+        claims all its GPUs, and gets them together as soon as all are free.
         """
         if not self._gangs and not any(isinstance(step, Claim) for step in out):
             return out

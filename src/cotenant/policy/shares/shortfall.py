@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# a smaller shortfall of a share, as a fraction of the GPU, is normal, since turns do not end exactly when the window
-# ends; for a small request, half of the request is normal
+# A tenant that lacks less than this fraction of the GPU's time counts as getting its share, since turns do not end
+# exactly when the window ends. For a request below twice this value, the margin is half of the request.
 MARGIN = 0.02
 
 

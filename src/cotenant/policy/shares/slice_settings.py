@@ -34,14 +34,15 @@ class SliceSettings:
     edge: float = 0.006
     step_ns: int = 200 * MS_NS  # time between two corrections of the tenants' time slices
     first_step_ns: int = 50 * MS_NS  # time from when a tenant begins to work until the first correction of the slices
-    # sum of all tenants' slices until the first correction; short enough for many runs, which show whether queues run
-    # empty
+    # Sum of all tenants' slices until the first correction. It is so short that each tenant has many runs before the
+    # correction. (A run is a time in which the GPU runs one tenant without a switch.) They show whether the tenant's
+    # queue runs empty.
     first_period_ns: int = 12 * MS_NS
-    # length of a period of the timetable, in which tenants run one at a time; beside a latency-sensitive tenant, the
-    # period is this long times the number of the other tenants that compete for the GPU
+    # Length of a period of the timetable, in which tenants run one at a time. Beside a latency-sensitive tenant, the
+    # period is longer: this value for each of the other tenants that compete for the GPU.
     period_ns: int = 100 * MS_NS
     # shortest turn of a tenant in a timetable; a tenant whose share is shorter has a turn only in some periods
     turn_ns: int = 5 * MS_NS
-    # A run is a time in which the GPU runs one tenant without a switch. If more than this many runs of a tenant per
-    # second end because its queue is empty, and it gets less than its share, tenants are run one at a time.
+    # if more than this many runs of a tenant per second end because its queue is empty, and it gets less than its
+    # share, tenants are run one at a time
     yields_per_s: float = 5.0

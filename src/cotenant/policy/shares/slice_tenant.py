@@ -52,7 +52,7 @@ class SliceTenant:
     # factor on the tenant's time slice, by which measured deviations from its share are corrected
     correction: float = 1.0
     duty: float = 1.0  # fraction of each period of the timetable in which the tenant may run
-    density: float = 1.0  # of the time in which only this tenant may run, the fraction for which it really uses the GPU
+    density: float = 1.0  # fraction of its turns (time in which only it may run) in which the tenant uses the GPU
     brief: bool = False  # whether the tenant has only a little work in flight while a latency-sensitive tenant works
     # whether the tenant's queue ran empty too often, so that time slices alone did not give it its share
     needs_turns: bool = False
@@ -97,11 +97,13 @@ class SliceTenant:
         return self._since(-2) if len(self.history) > 1 else Had()
 
     def window(self) -> Had:
-        """Return the tenant's usage in the last window, or since measuring began."""
+        """Return the tenant's usage in the last window, or since measuring began if that is less than a window ago."""
         return self._since(0) if self.history else Had()
 
     def since(self, then_ns: int) -> Had:
-        """Return the tenant's usage since the time `then_ns`, or since the window began."""
+        """Return the tenant's usage since the first measurement at `then_ns` or later that is still kept. Measurements
+        from before the last window are discarded, so an earlier `then_ns` gives the usage in the window.
+        """
         index = next((i for i, (at_ns, *_) in enumerate(self.history) if at_ns >= then_ns), len(self.history))
         return self._since(index) if index < len(self.history) else Had()
 

@@ -116,7 +116,7 @@ class GpuSlices:
         return self._switch(now_ns)
 
     def wake_ns(self, now_ns: int) -> int | None:
-        """Return when `advance` is due: the next time at which the timetable changes. None: there is no timetable."""
+        """Return when `advance` is due: when the next part of the timetable begins or ends. None: no timetable."""
         plan, period_ns = self._plan(now_ns)
         edges = sorted({edge for begin, end in plan.values() for edge in (begin, end)} - {period_ns} | {0})
         if not plan:
@@ -125,7 +125,7 @@ class GpuSlices:
         return next((start_ns + edge for edge in edges if edge > phase), start_ns + period_ns)
 
     def run_us(self, name: str) -> int:
-        """Return the length in us of the runs of a tenant that always has work; 0 if other events end them, too."""
+        """Return the tenant's time slice in us if nothing else ends its runs while it always has work; otherwise 0."""
         background, guarded = self.background()
         turns = guarded or self._takes_turns(background, guarded) or len(self.present()) < 2
         return 0 if turns else self.tenants[name].slice_us
@@ -137,7 +137,7 @@ class GpuSlices:
         return [tenant for tenant in self.tenants.values() if tenant.groups > 0]
 
     def shares(self, tenants: list[SliceTenant] | None = None) -> dict[str, float]:
-        """Return each tenant's fraction of the GPU (default: all that compete) while all have work."""
+        """Return the fraction of the GPU that each of `tenants` (None: all that compete) gets while all have work."""
         here = tenants if tenants is not None else [t for t in self.present() if t.competes]
         left = max(0.0, 1.0 - sum(t.share.request for t in here))
         without = [t for t in here if not t.share.request]
@@ -215,8 +215,8 @@ class GpuSlices:
 
     def _turns(self, competing: list[SliceTenant]) -> dict[str, float]:
         """Return the fraction of a period in which each tenant runs alone. A tenant whose queue is empty at times uses
-        only a part of its fraction. So that this part reaches its request, it is the first to get time that no tenant
-        requests. A gang gets the same fraction on all its GPUs.
+        only a part of its fraction. Time that no tenant requests goes to such tenants first, so that what they use
+        reaches their requests, but not if a gang competes: a gang needs the same fraction on all its GPUs.
         """
         whole = self.shares()
         parts = divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
@@ -311,8 +311,8 @@ class GpuSlices:
 
     def _hogs(self, here: list[SliceTenant]) -> bool:
         """Whether a latency-sensitive tenant uses more than its share while a normal tenant gets less than its own. A
-        latency-sensitive tenant then loses its precedence and gets its share; the tenant regains its precedence when it
-        uses less."""
+        latency-sensitive tenant then loses its precedence and gets its share. It regains its precedence when it uses
+        less than its share again."""
         first = [t for t in here if t.work_class == "latency-sensitive"]
         others = [t for t in here if t.work_class == "normal"]
         if not first or not others or any(t.window().span_ns < 2 * self.settings.step_ns for t in here):
@@ -324,8 +324,8 @@ class GpuSlices:
         return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
 
     def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
-        """Correct `duty`, the part of each period in which a tenant with a limit is enabled: limit, minus a correction
-        for GPU time used beyond it, divided by the fraction of the enabled time in which the tenant uses the GPU."""
+        """Correct `duty`, the fraction of each period in which a tenant with a limit is enabled: (limit - correction) /
+        density. The correction is for GPU time above the limit; density: fraction of the enabled time that is used."""
         limit, settings = tenant.share.limit, self.settings
         if limit >= 1.0:
             return
@@ -382,9 +382,9 @@ class GpuSlices:
         return lacking
 
     def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """Return from the timetable to time slices for a while if a tenant uses little of its part of the timetable,
-        because with slices the hardware skips it. A tenant that has stopped working is soon removed from the timetable.
-        """
+        """Return from the timetable to time slices for a while if a working tenant uses less than half of its share:
+        with slices, the hardware skips a tenant while it has no work. A tenant that has stopped working is no reason,
+        because it is soon removed from the timetable. Also measures each tenant's density."""
         lately = {t.name: t.since(self._alike_ns) for t in here}
         known = all(one.span_ns >= self.settings.window_ns / 2 for one in lately.values())
         for tenant in here if known else ():

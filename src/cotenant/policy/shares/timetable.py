@@ -23,8 +23,9 @@ def turn_lengths(parts: Mapping[str, float], period_ns: int, turn_ns: int, numbe
 
 
 def divide(weights: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, float]:
-    """Divide a whole (1) among tenants by weight, so that each part is at most the tenant's limit; what limits leave is
-    divided among the other tenants. If all parts are at their limits, some of the whole remains.
+    """Divide a whole (1) among tenants by weight, so that each part is at most the tenant's limit. What tenants do not
+    get because of their limits is divided among the others. If all parts are at their limits, some of the whole
+    remains.
     """
     parts = dict.fromkeys(weights, 0.0)
     left, open_ = 1.0, dict(weights)

@@ -1,5 +1,5 @@
-"""One turn on a GPU, a time slice that the agent grants to a tenant, its *holder*: start, deadline, and the time in it
-that was spent on moving memory. If a tenant's memory was evicted, its turn is *paused* until the memory is resident.
+"""One turn on a GPU. A *turn* is a time slice that the agent grants to a tenant, its *holder*. It has a start and a
+deadline. If the holder's memory was evicted, the turn is *paused* until the memory is on the GPU again.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from cotenant.policy.shares.account import Account
 # After a move of memory, a turn has a minimum length. The window over which shares hold is at least this many times as
 # long.
 LONG_WINDOW = 10
-MARGIN_NS = 20_000_000  # whether a turn is extended is decided this long before its deadline
+MARGIN_NS = 20_000_000  # the decision whether to extend a turn is made at most this long before the turn's deadline
 ENDLESS_NS = 2**64 - 1  # deadline of an unbounded turn, which lasts until another tenant arrives
-# if the work of a gang (a tenant with several GPUs) has not ended after this time, it is assumed to wait for the gang's
-# other GPUs
+# if the work of a gang (a tenant with several GPUs) has not ended this long after its turn was revoked, it is assumed
+# to wait for the gang's other GPUs
 GANG_DRAIN_NS = 50_000_000
-UNDRAINED = "undrained"  # reason for the end of a gang's turn whose work has not ended
+UNDRAINED = "undrained"  # reason for the end of a gang's turn that was ended although the gang's work had not ended
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Turn:
 
     @property
     def margin_ns(self) -> int:
-        """Return how long in ns before its deadline it is decided whether to extend the turn."""
+        """Return how long before the turn's deadline the decision is made whether to extend the turn, in ns."""
         return min(self.quota_ns // 5, MARGIN_NS)
 
     def given_up_ns(self, stuck_ns: int) -> int | None:
@@ -67,7 +67,8 @@ class Turn:
         return share.limit >= 1.0 and not share.gang and self.account.crowd.is_alone(now_ns, alone_ns)
 
     def next_deadline_ns(self, now_ns: int, alone_ns: int) -> int | None:
-        """Return the later deadline of a turn for whose end no other tenant waits. None: the deadline is not changed.
+        """Return the new deadline of a turn that need not end for another tenant: a later one, or ENDLESS_NS, or, if
+        the turn was unbounded and may no longer be so, its first one. None: the deadline is not changed.
         """
         if self.may_be_endless(now_ns, alone_ns):
             return ENDLESS_NS

@@ -131,7 +131,7 @@ class GpuTurns:
         are ignored.
 
         `drained_ns`: when the work ended, as the holder reports; time until then is charged, within the bounds of the
-        turn. `again`: the tenant already wants its next turn, and competes for it in this decision.
+        turn. `again`: the tenant already wants its next turn. It enters the line before the GPU is granted again.
         """
         turn = self.turn
         if turn is None or turn.account.name != name or turn.epoch != epoch:
@@ -162,9 +162,8 @@ class GpuTurns:
         return out
 
     def grant_next(self, now_ns: int, skip: frozenset[str] = frozenset()) -> list[Instruction]:
-        """Grant the free GPU to the waiting tenant of the best rank that is not in `skip`, the gangs whose GPUs cannot
-        be collected now.
-        """
+        """Grant the GPU, if it is free, to the waiting tenant of the best rank. The gangs in `skip`, which cannot get
+        all their GPUs now, are left out."""
         out: list[Instruction] = []
         self._grant_next(now_ns, out, skip)
         return out
@@ -247,7 +246,7 @@ class GpuTurns:
 
     @property
     def contended(self) -> bool:
-        """Whether some tenant waits that has not reached its limit."""
+        """Whether a tenant that has not reached its limit is waiting."""
         return bool(self._line)
 
     # -- the machine -----------------------------------------------------------------------------------------------
@@ -264,7 +263,7 @@ class GpuTurns:
         challenger = self._line.best(now_ns, self.overrun)
         waited_for = challenger is not None or self.claim is not None
         if waited_for and turn.account.contended_ns is None:
-            # the time before another tenant waits is charged to the holder, too, unless it exceeds the idle credit
+            # the part of the turn before another tenant waited is charged, too, unless it is above the idle credit
             alone = now_ns - turn.start_ns > self.settings.idle_credit_ns
             turn.account.contended_ns = now_ns if alone else turn.start_ns
         given_up_ns = turn.given_up_ns(self.settings.stuck_ns)
@@ -283,7 +282,7 @@ class GpuTurns:
         keeps_ns = turn.quota_ns
         if challenger is not None:
             keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
-        # 0: a tenant of higher priority waits, and preempts the holder at once, even if memory was moved for this turn
+        # keeps_ns == 0: a tenant of higher priority preempts the holder at once, even if memory was moved for this turn
         if keeps_ns:
             keeps_ns = max(keeps_ns, turn.floor_ns)
         due_ns = turn.start_ns + turn.moved_ns + keeps_ns

@@ -2,8 +2,9 @@
 
 The same model as in softgpu/share.c. SMs: a kernel gets those that earlier kernels leave free (a running kernel is not
 preempted and has no priority). It needs all SMs that it would fill, or a third of them if it is bound by memory; with
-fewer it is slower in proportion. Memory bandwidth: shared in proportion to the accesses under way, which are SMs held
-times a density per class; no kernel gets more than it needs, and the rest goes to the others.
+fewer it is slower in proportion. Memory bandwidth: shared in proportion to the kernels' accesses under way. These are
+the number of SMs that the kernel holds times the accesses per SM of its work class (memory-bound, compute-bound or
+unknown). No kernel gets more bandwidth than it needs, and the rest goes to the others.
 """
 
 from __future__ import annotations

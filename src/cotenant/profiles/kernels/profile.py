@@ -51,8 +51,8 @@ class KernelRow:
 
 
 def read_orion(path: Path) -> list[KernelWork]:
-    """Read an Orion profile: a CSV file in issue order with ns and class (1 compute, 0 memory, -1 unknown). Names may
-    contain commas."""
+    """Read an Orion profile: a CSV file with a row for each kernel, in the order of the launches. Durations are in ns.
+    The column Profile is the work class (1 compute, 0 memory, -1 unknown). Names may contain commas."""
     lines = read_text(path).splitlines()
     if not lines or lines[0].strip() != ORION_HEAD:
         raise InputError(f"an Orion profile begins with {ORION_HEAD}", file=path, line=1)
@@ -78,7 +78,7 @@ def read_orion(path: Path) -> list[KernelWork]:
 def read_kernel_rows(path: Path) -> list[KernelRow]:
     """Return the rows of a kernel profile that `cotenant profile kernels` wrote. InputError if the file is not one."""
     if path.exists() and not path.is_file():
-        # pipes and devices are refused as files, because reading them might never end
+        # pipes and devices are refused, because reading them might never end
         raise InputError("not a file", file=path)
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("kernels"), list):

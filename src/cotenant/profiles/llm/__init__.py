@@ -1,1 +1,2 @@
-"""Step times of a language model's engine: their profile, its files, and its fit to measurements."""
+"""Profiles of language models' engines: how long a step takes. Profile files, and the fit of a profile to measurements.
+"""

@@ -5,6 +5,9 @@
     "decode_ms": {"base": 6, "per_sequence": 0.02, "per_context": 5e-5},
     "kv_tokens": 200000, "step_tokens": 8192, "max_sequences": 256, "max_context": 32768,
     "weights": "16GiB", "gpu": "H100", "measured": {...}}}}
+
+`prefill_ms` and `decode_ms` are the coefficients of the formula of step times in profile.py; `LlmProfile` there says
+what `kv_tokens` to `max_context` mean.
 """
 
 from __future__ import annotations
@@ -97,8 +100,9 @@ def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | No
 
 
 def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> LlmProfile:
-    """Return a model's profile. If `spec` is a size such as 8b, the profile is estimated for a program of
-    `memory_bytes`. Otherwise `spec` is a file: the profile is the row with the model's name, or the only row.
+    """Return a model's profile. If `spec` is a size such as 8b, the profile is estimated for a program that uses
+    `memory_bytes` of GPU memory. Otherwise `spec` is a file: the profile is the row with the model's name, or the only
+    row.
     """
     size = parse_size(spec)
     if size is not None:

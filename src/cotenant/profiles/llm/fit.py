@@ -95,8 +95,8 @@ def _nonnegative(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> 
 
 
 def _solve(rows: list[list[float]]) -> list[float] | None:
-    """Solve the least-squares system for `rows` x = 1 by normal equations with scaled columns. None if they are
-    singular."""
+    """Return the vector x for which the products of `rows` and x come closest to 1 (least squares), by the normal
+    equations with scaled columns; None if these equations are singular."""
     size = len(rows[0])
     scale = [max(abs(row[c]) for row in rows) or 1.0 for c in range(size)]
     a = [[sum(r[i] * r[j] for r in rows) / (scale[i] * scale[j]) for j in range(size)] for i in range(size)]

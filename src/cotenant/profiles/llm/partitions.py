@@ -10,9 +10,10 @@ answer. The service's rate is in decoded tokens per second. Its longest cycle is
 TTFT; a prompt waits for the end of one step, and then takes one step or more.
 
 Times on a part of a GPU are measured there (row `MODEL@PARTITION` of a profile), or estimated from those of the whole
-GPU: the time of work that is limited by arithmetic is divided by the part's fraction of the SMs, and that of work
-limited by memory by its fraction of the bandwidth. A part that is no MIG instance of its own is assumed to have only
-its fraction of the bandwidth, although more may be free, so that the estimate holds whatever its neighbours do.
+GPU. The time of work that is limited by arithmetic is divided by the part's fraction of the SMs. The time of work that
+is limited by memory is divided by the part's fraction of the bandwidth. A part that is no MIG instance of its own is
+assumed to have only its fraction of the bandwidth, although more may be free, so that the estimate holds whatever its
+neighbours do.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Engine:
         return min(self.profile.max_sequences, self.profile.kv_tokens // each, MAX_BATCH)
 
     def times_on(self, part: Partition, slots: int) -> StepTimes:
-        """Return the step times on a partition of a GPU with this number of memory slots."""
+        """Return the step times on a partition of a GPU. `slots`: number of memory slots of the whole GPU."""
         if part.label in self.measured:
             return self.measured[part.label]
         bandwidth = part.share * part.slots / slots if part.slots else part.fraction

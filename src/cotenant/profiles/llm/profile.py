@@ -1,4 +1,4 @@
-"""Model of the duration of an engine's iteration: prefill by tokens, decode by batch and context. Pure.
+"""Model of the duration of an engine's iteration: prefill by tokens, decode by batch and context.
 
 An engine with iteration-level batching runs steps. A step computes T new prompt tokens of some requests, whose
 attention goes over A pairs of a new and an earlier token. In the same step, B other requests decode one token each, and
@@ -58,8 +58,8 @@ class StepTimes:
         return StepTimes(*(x * factor for x in vars(self).values()))
 
     def on(self, compute: float, bandwidth: float) -> StepTimes:
-        """Estimate the step times on a part of the GPU, which has the fractions `compute` of its arithmetic and
-        `bandwidth` of its memory bandwidth.
+        """Estimate the step times on a part of the GPU. `compute` and `bandwidth`: the part's fractions of the whole
+        GPU's arithmetic and memory bandwidth.
         """
         return StepTimes(
             self.prefill_base / bandwidth, self.per_token / compute, self.per_pair / compute,

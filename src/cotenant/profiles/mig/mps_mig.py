@@ -2,8 +2,9 @@
 
 Up to seven co-runners are measured at three active-thread levels (100, 50, 14 %). Each column (one co-runner) attends
 to the six others through self-attention without positions, so the order of columns does not matter, and becomes a
-distribution over known workloads; the prediction is the weighted median of their MIG latencies. Training is in
-bench/profiles/train_mps_mig.py; the shipped file contains its errors and provenance.
+distribution over known workloads. The prediction is the median of these workloads' latencies on MIG slices, weighted by
+the distribution. The predictor is trained by bench/profiles/train_mps_mig.py. The file of the shipped predictor also
+states its errors and the source of its training data.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def weighted_median(distribution: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 class MpsMigModel:
-    """A trained predictor of speeds on MIG slices. `card` describes its training and errors."""
+    """A trained predictor of speeds on MIG slices. `card`: description of its training and errors."""
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.card: dict[str, Any] = json.loads(str(arrays["card"]))
@@ -114,14 +115,14 @@ class MpsMigModel:
         return self._layer(f"{m}/cls", self._norm(h, f"{m}/g"))
 
     def predict(self, mps: np.ndarray) -> np.ndarray:
-        """Predict from MPS latencies at 100/50/14 % (n, 3, 7) the latencies on 7g/4g/3g (n, 3, 7), divided by each
-        column's largest.
+        """Predict latencies on the slices 7g/4g/3g, shape (n, 3, 7), from latencies under MPS at 100/50/14 %, shape (n,
+        3, 7). The predicted latencies are relative to the largest latency of their column.
         """
         return weighted_median(self.posterior(mps), self._targets).transpose(0, 2, 1)
 
     def predict_speeds(self, mps: np.ndarray, geo: Geometry) -> np.ndarray:
-        """Predict from MPS latencies (n mixes, 3 percentages, 7 jobs) the speed of each job on each kind of slice (n
-        mixes, 7 jobs, kinds of geo), relative to the whole GPU.
+        """Predict the speed of each job on each kind of slice, relative to the whole GPU: shape (n mixes, 7 jobs, kinds
+        of geo). `mps`: latencies under MPS, shape (n mixes, 3 percentages, 7 jobs).
         """
         distribution = self.posterior(mps)
         large = weighted_median(distribution, self._targets)
@@ -140,10 +141,11 @@ class MpsMigModel:
         return np.asarray(np.clip(design @ self._regression.T, 0.0, speed_3g[..., None]))
 
     def draw(self, rng: np.random.Generator, model: str, jobs: int, speeds: np.ndarray, geo: Geometry) -> np.ndarray:
-        """Return a random prediction for a workload measured beside `jobs - 1` others: speeds by kind, with errors.
+        """Return a random prediction of the speeds by kind of slice of the workload `model`, measured beside `jobs - 1`
+        others. It has errors as the predictor makes them.
 
-        Drawn from predictions that the model made for mixes outside its training set. For a workload that is not among
-        them, the relative errors of a random one are applied to its true `speeds` (kinds of geo).
+        It is drawn from predictions for mixes outside the predictor's training set. If there are none for this
+        workload, the relative errors of a random other workload are applied to its true `speeds` (by kind of geo).
         """
         pools = self._samples[:, min(max(jobs, 1), 7) - 1]
         if model in self.names and not np.isnan(pools[self.names.index(model)]).all():

@@ -26,11 +26,13 @@ def compute_fraction(geo: Geometry) -> np.ndarray:
 
 
 def transfer_speeds(speeds: np.ndarray, source: Geometry, target: Geometry) -> np.ndarray:
-    """Return jobs' speeds relative to the whole GPU on `target`'s kinds, from those on `source`'s.
+    """Return jobs' speeds on the kinds of slice of the GPU `target`, from their speeds on those of `source`. Speeds are
+    relative to the whole GPU.
 
-    speeds: (jobs, kinds of source), 0 out of memory. A job's speed is taken as a piecewise-linear function of the
-    fraction of SMs, through the origin and its measured slices, and constant above the largest measured slice. A
-    slice of the target fits when it has at least the memory of the smallest slice that fitted on the source.
+    speeds: (jobs, kinds of source); 0 if the job ran out of memory. A job's speed is taken as a piecewise-linear
+    function of the fraction of SMs, through the origin and its measured slices, and constant above the largest measured
+    slice. A job fits a slice of the target that has at least the memory of the smallest slice of the source that it
+    fitted.
     """
     x_all, x_new = compute_fraction(source), compute_fraction(target)
     memory_old = np.array([p.memory_bytes for p in source.profiles.values()])
@@ -51,9 +53,10 @@ def transfer_speeds(speeds: np.ndarray, source: Geometry, target: Geometry) -> n
 def mps_speed(speeds: np.ndarray, geo: Geometry, sharers: int, level: float) -> np.ndarray:
     """Return the assumed speed under MPS beside `sharers - 1` others at an active-thread level (0..1).
 
-    The share of the SMs is min(level, 1/sharers); the speed at that share is interpolated on the job's MIG speeds and
-    divided by 1 + 0.15 per co-runner for the memory system they share, which MIG would have split. speeds: (jobs,
-    kinds) -> (jobs,). A job that fits only larger slices still runs, because memory is not split.
+    A job's share of the SMs is min(level, 1/sharers), and its speed at that share is interpolated between its speeds on
+    MIG slices. Under MPS, unlike on MIG slices, jobs also share the memory system. The speed is therefore divided by
+    1 + 0.15 x the number of co-runners. speeds: (jobs, kinds) -> (jobs,). A job that fits only larger slices still
+    runs, because memory is not split.
     """
     share = min(level, 1.0 / sharers)
     x = compute_fraction(geo)

@@ -17,8 +17,8 @@ MEASURED_ON = "A100-40GB"
 
 @dataclass(frozen=True)
 class MigWorkload:
-    """One training workload of the table: seconds from start to the first batch, and seconds per iteration by kind (NaN
-    out of memory).
+    """One training workload of the table: seconds from start to the first batch, and seconds per iteration by kind of
+    slice (NaN if the workload runs out of memory on it).
     """
 
     model: str

@@ -1,4 +1,5 @@
-"""Cost of a model's batch on a partition of a GPU: latency, interference between neighbours, memory.
+"""Cost of a model's batch on a partition of a GPU: latency, interference between neighbours, memory. A part of a GPU
+that serves one or several models is also called a *gpulet*.
 
 L(b, p) is the profiled latency of a batch of b requests on a partition p, linear between the profiled batches. Beside
 neighbours with partitions p', the batch takes longer by the factor alpha:
@@ -6,11 +7,12 @@ neighbours with partitions p', the batch takes longer by the factor alpha:
     effective = (L(b, p) * alpha + overhead(b)) * margin
     alpha     = max(1, c0 + p * (c1 * l2_self + c3 * dram_self) + sum over neighbours of p' * (c2 * l2' + c4 * dram'))
 
-In alpha, p and p' stand for fractions of the GPU, or of the MIG instance that holds both: instances do not slow each
-other down. `l2` and `dram` are the utilisations of cache and device memory that the model reaches alone on the whole
-GPU; a neighbour with several models counts with its worst one. Linear interference model: Choi et al., "Serving
-Heterogeneous Machine Learning Models on Multi-GPU Servers with Spatio-Temporal Sharing", USENIX ATC 2022. The terms of
-several neighbours are added.
+overhead(b) is the time to build the batch, and margin a safety factor of the profile. In alpha, p and p' stand for
+fractions of the GPU, or of the MIG instance that holds both: instances do not slow each other down. `l2` and `dram` are
+the utilisations of cache and device memory that the model reaches alone on the whole GPU. For a neighbour with several
+models, the model counts that slows others down most. Linear interference model: Choi et al., "Serving Heterogeneous
+Machine Learning Models on Multi-GPU Servers with Spatio-Temporal Sharing", USENIX ATC 2022. The terms of several
+neighbours are added.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class Interference:
     constant: float = 1.0
 
     def own(self, l2: float, dram: float) -> float:
-        """Return the part of the slowdown `alpha` from a model's own utilisations, per fraction of the GPU that it has.
+        """Return the part of the slowdown `alpha` from a model's own utilisations, to be multiplied by the fraction of
+        the GPU that the model has.
         """
         return self.l2_self * l2 + self.dram_self * dram
 

@@ -1,9 +1,11 @@
-"""Serving profiles as files: Cotenant's own JSON format, and folders in the layout of the public gpulet data.
+"""Serving profiles as files: Cotenant's own JSON format, and folders in the layout of the data of the public gpulet
+scheduler (glet, USENIX ATC 2022). A gpulet is a part of a GPU that serves models.
 
 Cotenant's format is one JSON object: gpu, source, memory_mb, usable, per_gpulet_mb, max_gpulets, margin, partitions
 (a map from label to fraction; to {"fraction", "slots"} for a MIG instance; to {"of", "fraction"} or {"of", "processes"}
 for a part of another partition), interference (the five coefficients, or absent), aliases, and models (a map from name
 to memory_mb, latency_ms {label: {batch: ms}}, overhead_ms {batch: ms}, l2 and dram {batch: 0..1}). MB is 10^6 bytes.
+latency.py says what these fields mean.
 """
 
 from __future__ import annotations
@@ -213,7 +215,8 @@ def profile_to_dict(profile: ServingProfile) -> dict[str, Any]:
 
 # ---- the public layout: latency.csv, utilisation.csv, interference-constants.csv, mem-config.json, 3_224_224.txt ----
 
-# prefix of a model's name -> (table of the times to build a batch, factor), or (None, constant in ms)
+# Prefix of a model's name, and how long building one of its batches takes: the file with the times by batch size and a
+# factor by which they are multiplied, or None and a constant time in ms. The first prefix that matches applies.
 _CONCATENATION = (
     ("lenet", None, 0.4),
     ("bert", None, 1.0),
@@ -248,7 +251,7 @@ def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
 
 def _utilisations(path: Path) -> dict[str, tuple[Points, Points]]:
     """Read utilisation.csv: model -> (L2, DRAM) utilisation by batch size, as fractions. The result has only the batch
-    sizes that are powers of two. Between them, its users interpolate linearly.
+    sizes that are powers of two; `interpolate` gives the values between them.
     """
     table: dict[str, list[tuple[int, float, float]]] = {}
     for line, row in csv_rows(path, 6):
@@ -290,8 +293,8 @@ def _memory(path: Path) -> dict[str, float]:
 
 
 def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GPU_MB) -> ServingProfile:
-    """Read a serving profile from a folder laid out like the public gpulet data; files beside latency.csv may be
-    absent.
+    """Read a serving profile from a folder laid out like the data of the public gpulet scheduler. All files but
+    latency.csv may be absent.
     """
     latencies = _latencies(folder / "latency.csv")
     if not latencies:

@@ -29,8 +29,8 @@ def mig_geometry(profile: ServingProfile) -> Geometry | None:
 
 
 def starts(profile: ServingProfile, kinds: Sequence[str]) -> list[int]:
-    """Return the first memory slot of each of these instances of one GPU. If no GPU's geometry is known, the instances
-    follow each other, beginning with the largest.
+    """Return the first memory slot of each of these instances of one GPU. If `mig_geometry` knows no geometry for the
+    profile, the instances follow each other, beginning with the largest.
     """
     geo = mig_geometry(profile)
     slots = {p.instance: p.slots for p in profile.partitions}

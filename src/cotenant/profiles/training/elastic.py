@@ -1,9 +1,9 @@
 """Elastic profiles: training speed by GPU model, number of GPUs and batch, and with another job on the same GPU.
 
-Two kinds of measurement are read. `rate`: work per second for each GPU model and count, at the job's own batch (Gavel).
-`steps`: seconds per step, and the synchronisation in it, for each GPU model, count and batch per GPU, with the gradient
-noise scale over the training (Sia); then work is counted in examples of full statistical efficiency, and the batch with
-the highest goodput is used.
+Two kinds of measurement are read. `rate`: work per second for each GPU model and count, at the job's own batch (as in
+Gavel). `steps`: seconds per step, and the synchronisation in it, for each GPU model, count and batch per GPU, with the
+gradient noise scale over the training (as in Sia). For models with `steps`, work is counted in examples of full
+statistical efficiency, and the batch with the highest goodput is used.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ElasticModel:
 
 @dataclass(frozen=True)
 class ElasticProfiles:
-    """A set of elastic models. `beside[gpu][a, b]`: fraction of its speed alone that model a keeps on one GPU with
-    model b; `price[gpu]`: dollars per GPU and hour.
+    """A set of elastic models. `beside[gpu][a, b]`: speed of model a when it shares a GPU with model b, as a fraction
+    of the speed of a alone; `price[gpu]`: dollars per GPU and hour.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Runs a training job for its profile: with a given number of cores, for a few steps that `cotenant.loop` times."""
+"""Runs a training job for its profile: with a given number of cores, for a few steps. The training loop of the job,
+`cotenant.loop`, measures how long they take.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ TAIL = 400  # an error quotes this many characters of the end of a failed progra
 
 
 def usable_cores() -> list[int]:
-    """Return the numbers of the CPU cores that this process may use."""
+    """Return the CPU cores (their indices) that this process may use."""
     return sorted(os.sched_getaffinity(0))
 
 

@@ -65,9 +65,9 @@ def sweep(measure: Callable[[int], float], least: int, most: int, stride: int, r
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training job's data set, from which the effect of memory is computed: its size in bytes, steps that read it
-    once, and the read speeds (10^6 bytes per second) from storage and from memory. `resident_bytes`: the job's own
-    memory beside the data.
+    """A training job's data set, from which the effect of memory is computed: its size in bytes, the number of steps in
+    which the job reads all of it once (an epoch), and the read speeds from storage and from memory in 10^6 bytes per
+    second. `resident_bytes`: the job's own memory beside the data.
     """
 
     bytes: int
@@ -78,9 +78,11 @@ class DataSet:
 
 
 def step_seconds(points: list[CpuPoint], data: DataSet | None) -> tuple[Floats, Floats]:
-    """Return the memory axis in bytes, and the seconds per step as an array (points, memory). fetch = cached / memory
-    speed + uncached / storage speed; epoch = max(fetch, measured). Without a data set, memory has no effect: one
-    column.
+    """Return the amounts of memory of the table in bytes, and the seconds per step as an array (points, memory).
+
+    A step takes max(measured, fetch) seconds. `fetch` is the time to read a step's part of the data set: (cached bytes
+    / memory speed + other bytes / storage speed) / steps per epoch. Without a data set, memory has no effect, and the
+    array has one column.
     """
     measured = np.array([p.step_s for p in points])
     if data is None or data.bytes <= 0:

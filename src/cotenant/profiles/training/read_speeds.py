@@ -30,8 +30,8 @@ def dataset_bytes(path: Path) -> int:
 
 
 def storage_mbps(path: Path | None) -> float:
-    """Return the read speed in 10^6 bytes per second of files at `path`, or of a file that is written for this in the
-    current folder, without the page cache.
+    """Return the speed in 10^6 bytes per second at which the files at `path` are read from storage, not from the page
+    cache. Without `path`, a temporary file in the current folder is written and read.
     """
     if path is None:
         with tempfile.NamedTemporaryFile(dir=".", prefix=".cotenant-") as file:

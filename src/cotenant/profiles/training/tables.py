@@ -21,8 +21,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TwoSpeed:
-    """A training job's two speeds at one ratio of CPUs to GPUs: seconds per iteration at the proportional share, and
-    the speedup (a factor) with its ideal demand.
+    """A training job's two speeds on nodes with one ratio of CPUs to GPUs. `iteration_s`: seconds per iteration if each
+    GPU has its proportional share of the node's CPU cores and memory. `speedup`: the factor by which the job is faster
+    with the cores and memory that it ideally needs; `cpus_per_gpu`: the cores among these.
     """
 
     iteration_s: float
@@ -37,9 +38,9 @@ class ModelProfile:
     `throughput[c, m]`: throughput per GPU with `cpus_per_gpu[c]` cores and `memory_gb_per_gpu[m]` GB per GPU, relative
     to the *base point*, the cores and memory at which `iteration_s` was measured. `iteration_s`: seconds per iteration
     at the base point, on the *reference GPU*: the GPU model to which the trace refers, by default that of the cluster's
-    first node. `ideal_*`: per GPU, the least that gives full speed. `multi_node_factor`: the part of its speed that a
-    gang (a job on several GPUs) keeps when it spans nodes; 1: no loss. `gpu_speed`: measured speeds by GPU model, on
-    any one scale.
+    first node. `ideal_*`: per GPU, the least that gives full speed. `multi_node_factor`: speed of a gang (a job on
+    several GPUs) that spans nodes, as a fraction of its speed on one node. `gpu_speed`: measured speeds by GPU model;
+    only their ratios count.
     """
 
     name: str
@@ -55,9 +56,9 @@ class ModelProfile:
     gpu_speed: dict[str, float] = field(default_factory=dict)
 
     def speed(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> float:
-        """Return the throughput against the base point at any allotment of CPU and memory: bilinear inside the table,
-        flat beyond its far edges, and proportional to cores below its smallest core count (half a core does at most
-        half the preparation).
+        """Return the throughput relative to the base point with any number of cores and any memory. It is interpolated
+        inside the table. Beyond an edge it is that at the edge, but below the table's smallest number of cores it is
+        proportional to the cores, because half the cores prepare at most half as much data.
         """
         c = float(np.clip(cpus_per_gpu, self.cpus_per_gpu[0], self.cpus_per_gpu[-1]))
         m = float(np.clip(memory_gb_per_gpu, self.memory_gb_per_gpu[0], self.memory_gb_per_gpu[-1]))
