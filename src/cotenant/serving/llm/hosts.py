@@ -115,8 +115,8 @@ class PlainHost:
 
 
 class AgentHost:
-    """Runs programs as tenants of an agent: the one that runs in `folder` or, if `folder` is None, in this user's agent
-    folder. If none runs there, the host starts an agent of its own in a temporary folder, restarts it if it ends, and
+    """Runs programs as tenants of an agent, which must run in `folder`. If `folder` is None, it is the agent in this
+    user's folder; if none runs there, the host starts its own agent in a temporary folder, restarts it if it ends, and
     stops it in `close`.
     """
 
