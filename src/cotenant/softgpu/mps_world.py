@@ -66,7 +66,9 @@ class Partition:
     device: str
     name: str
     chunks: int
-    most: int  # number of chunks up to which the partition may borrow; equal to `chunks` if it may not borrow
+    # the most chunks that the partition may use, including those that it borrows from other partitions; equal to
+    # `chunks` if it may not borrow
+    most: int
     id: str
 
 
@@ -269,7 +271,8 @@ class World:
 
     def connect(self, client: Client) -> str:
         """Admit a process that connected to the socket of a namespace, or to the main socket if `server` is empty.
-        Returns "ok SMS BYTES" or "error N".
+        Returns "ok SMS BYTES" (the number of SMs that the process sees, and its limit of GPU memory, 0 for none) or
+        "error N", N being the CUDA error code that the process gets.
         """
         if client.server == "":  # each user gets a server of its own, without any limit
             client.server = f"uid_{client.uid}"

@@ -1,5 +1,5 @@
-"""Runs the steps of a timed engine in a thread. A step only takes time: on the clock, or as kernels on a GPU, where the
-share of a tenant applies to them."""
+"""Runs the steps of a timed engine in a thread. A step computes nothing, it only takes time: the thread waits, or it
+runs kernels on a GPU. The limits of a tenant that shares a GPU apply to these kernels as to those of real inference."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Request:
     output_tokens: int
     finish: str
     stream: bool
-    usage: bool  # whether a streamed answer ends with the numbers of its tokens
+    usage: bool  # whether a streamed answer ends with its counts of prompt and answer tokens
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:

@@ -59,9 +59,9 @@ class CheckpointStore:
     def save(self, step: int, state: dict[str, Any], together: Callable[[bool], bool] = lambda well: well) -> int:
         """Write `state` as the checkpoint of `step`; returns the bytes that this rank wrote.
 
-        `together(well)` must wait until every rank has called it, and return whether all ranks passed True. The step of
-        the last checkpoint may be written again, since its state is equal. Raises WorkError if a rank could not write,
-        and FencedError if the job was started again meanwhile.
+        `together(well)` must wait until every rank has called it, and return whether all ranks passed True. `step` may
+        be that of the last checkpoint: training is reproducible, so the files that are replaced have an equal state.
+        Raises WorkError if a rank could not write, and FencedError if the job was started again meanwhile.
         """
         written, trouble = 0, None
         try:
@@ -97,7 +97,7 @@ class CheckpointStore:
             folder = self.folder / str(manifest.get("folder"))
             world = _whole(manifest.get("world")) or 1
             try:
-                # if fewer ranks wrote the checkpoint, the additional ranks load the state of rank 0
+                # if the job has more ranks than wrote the checkpoint, each additional rank loads the state of rank 0
                 state = _read(folder, self.rank if self.rank < world else 0)
                 return Saved(int(manifest["step"]), world, state, "; ".join(troubles) or None)
             except Exception as error:  # a damaged pickle can raise any exception

@@ -89,7 +89,9 @@ def write_progress(folder: Path, progress: Progress) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file atomically. It is not synced to disk, because the next report soon replaces a lost file."""
+    """Replace a JSON file atomically. It is not synced to disk, so a crash of the machine may lose it; leases and
+    progress reports are soon written again.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps(content))

@@ -16,7 +16,9 @@ class Gang:
     world = 1
 
     def agree(self, leave: bool, save: bool) -> tuple[bool, bool]:
-        """Whether all ranks stop, and whether all save, after this step. Every rank calls it after every step."""
+        """Return whether all ranks stop, and whether all save, after this step. Every rank must call this method after
+        every step. `leave`, `save`: whether this rank requests to stop, or to save.
+        """
         return leave, save
 
     def together(self, well: bool = True) -> bool:
@@ -24,7 +26,7 @@ class Gang:
         return well
 
     def close(self) -> None:
-        """End the communication between ranks. Every rank calls it at the end of the loop."""
+        """End the communication between ranks. Every rank must call this method at the end of the loop."""
 
 
 class TorchGang(Gang):
@@ -62,10 +64,10 @@ class TorchGang(Gang):
         return bool(troubles.item() == 0)
 
     def close(self) -> None:
-        """Do as `Gang.close` says. This ends Gloo's threads, because a thread that runs when the interpreter ends
-        aborts the process in about one exit of ten, so that a job that stopped with a checkpoint would count as failed.
-        The program may use the default group until its last line, so the default group is destroyed only at exit, if
-        the program has not done it.
+        """Do as `Gang.close` says. This ends Gloo's threads: a thread that still runs when the interpreter ends aborts
+        the process in about one exit of ten. A job that stopped with a checkpoint would then count as failed.
+        The program may use the default group until its last line. So that group is destroyed only at exit, unless the
+        program has destroyed it itself.
         """
         self._read()
         self._dist.destroy_process_group(self._group)

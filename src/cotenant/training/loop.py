@@ -265,9 +265,9 @@ def loop(
     `loader`: a torch DataLoader, a sequence of batches, an iterable, or a function from the epoch to an iterable.
     `checkpoint`: the objects that training changes, by name: `{"model": model, "optimizer": optimizer}`. They must have
     `state_dict` and `load_state_dict`, or be random generators of numpy or torch. The position in the data and the
-    random states of Python, numpy and torch are saved, too. None: nothing is saved.
-    `folder`: folder for checkpoints; by default the folder that the fleet gives the job. Outside of a fleet nothing is
-    saved by default.
+    random states of Python, numpy and torch are saved, too. If `checkpoint` is None, nothing is saved.
+    `folder`: folder for checkpoints; by default that of the environment variable COTENANT_JOB_DIR, which Cotenant sets
+    for jobs that it starts. If there is neither, nothing is saved.
     `every_s`: seconds between checkpoints. `seed`: determines the order of the data; by default torch's initial seed,
     which `torch.manual_seed` sets. `most_workers`: a DataLoader with workers gets as many workers as the job has cores,
     but at most this many.

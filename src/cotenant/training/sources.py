@@ -1,4 +1,5 @@
-"""Sources of batches: a source can begin an epoch at any batch and then returns the batches of an uninterrupted run.
+"""Sources of batches. A source can begin an epoch at any batch. From there on it returns the same batches as in a run
+that began at the first batch.
 
 All random choices (order, augmentations) depend only on the seed, the epoch and the batch's number. So they need not be
 saved, and they do not change with the number of worker processes, which depends on the job's cores.

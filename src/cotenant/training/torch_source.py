@@ -84,8 +84,8 @@ class _Worker:
         self._users = users
 
     def __call__(self, worker: int) -> None:
-        # to stop a job, the fleet sends SIGTERM to the job's whole process group; workers ignore it and end when the
-        # loop ends
+        # to stop a job, the process that started it sends SIGTERM to the job's whole process group, which includes the
+        # workers; they ignore it and end when the loop ends
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._users is not None:
             self._users(worker)

@@ -91,7 +91,8 @@ def _check_separator(path: Path, first: list[str]) -> None:
     """
     line = ",".join(first)
     source, target = shlex.quote(path.name), shlex.quote(f"{path.stem}-commas.csv")
-    # the line is a comment; files in SWF, the Standard Workload Format, begin with comments about the cluster
+    # a first line that begins with ";" and has no other is taken as a comment of SWF, the Standard Workload Format,
+    # whose files begin with comments about the cluster
     if line.startswith(";") and line.count(";") == 1:
         _refuse_format(path, first, f"this is the Standard Workload Format; convert with: {SWF}{source} > {target}")
     if line.startswith("{"):

@@ -36,7 +36,8 @@ class TraceOptions:
     #: durations
     durations: str = ""
     gpu_mix: str = ""  #: GPU counts with weights, such as 1:70,2:10,4:15,8:5; empty: the trace's counts
-    #: shares of image, language and speech models; empty: only jobs without a model get one
+    #: shares of image, language and speech models, by which all jobs get new models; empty: only jobs without a model
+    #: get one, by the shares DEFAULT_SPLIT
     split: str = ""
     split_mode: str = "overall"  #: one of SPLIT_MODES
     seed: int = DEFAULT_SEED  #: seed of every part of the trace that is drawn at random

@@ -37,9 +37,10 @@ def parse_cluster(
 ) -> Cluster:
     """Return the cluster that `spec` describes. InputError if it describes none.
 
-    `gpu` is a name of the catalog, `memory_per_node` a quantity like 500GB. Given options replace the values of INI and
-    Tiresias files, and are defaults for a YAML file. With an Alibaba node list they are an error, because it states
-    each node. Remarks about nodes that were left out are appended to `remarks`.
+    `gpu` is the name of a model in the GPU catalog (core/gpus.py), `memory_per_node` a quantity like 500GB. Given
+    options replace the values of INI and Tiresias files, and are defaults for a YAML file. With a node list (openb,
+    alibaba-spot), options for values that the list states for each node are an error. Remarks about nodes that were
+    left out, and about values that the list does not state, are appended to `remarks`.
     """
     wishes = NodeOptions(gpu, cpus_per_node, memory_per_node, storage_mbps)
     notes = remarks if remarks is not None else []

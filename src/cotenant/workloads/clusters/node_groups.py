@@ -20,19 +20,19 @@ class NodesEntry(Strict):
     """
 
     count: int = Field(default=1, ge=1, le=MAX_NODES)
-    """Nodes of this group."""
+    """Number of nodes of this group."""
     gpus: int = Field(ge=0, le=MAX_GPUS_PER_NODE)
-    """GPUs of each node."""
+    """Number of GPUs of each node."""
     gpu: Annotated[str, parsed(lambda name: find_gpu(name).name if isinstance(name, str) else name)] | None = None
     """Model of the GPUs."""
     cpus: float | None = Field(default=None, gt=0, lt=1e6)
-    """CPU cores of each node."""
+    """Number of CPU cores of each node."""
     memory: Memory | None = None
     """Memory of each node."""
     storage_mbps: float | None = Field(default=None, gt=0, lt=1e9)
-    """Rate of storage of each node, in 10^6 bytes per second."""
+    """Storage bandwidth of each node, in 10^6 bytes per second."""
     name: str | None = None
-    """Nodes are called NAME0, NAME1, ..."""
+    """Prefix of the names of the nodes: NAME0, NAME1, ..."""
 
 
 class ClusterFile(Strict):

@@ -27,7 +27,7 @@ from cotenant.workloads.trace_options import TraceOptions
 SERIES = ("timestamp_anon", "value", "container_ip")
 REQUESTS = ("gmt_create", "predict_type", "predict_status", "exec_time_seconds", "groupId",
             "checkpoint_model_version_id", "num_lora")  # fmt: skip
-# files with one of these parts in their names have their times in milliseconds
+# in files whose names contain one of these texts, `value` is a time in milliseconds
 LATENCIES = ("latency", "model_predict", "pipeline_inference")
 NOT_FINISHED = ("PENDING", "PROCESSING")
 

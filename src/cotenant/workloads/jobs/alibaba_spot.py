@@ -57,7 +57,7 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _models(table: Table) -> Names:
-    """Return the GPU model of each job by its name in the catalog; "" if the job states none."""
+    """Return for each job the name of its GPU model in the GPU catalog (core/gpus.py); "" if it states none."""
     written = table.texts("gpu_model", optional=True)
     known = {"": ""}
     hidden = int(np.isin(written.astype(str), ANONYMOUS).sum())

@@ -107,22 +107,26 @@ def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
     """Parse poisson, static, bursty:CV, lognormal:CV, hyperexp:SHARE,MEAN[,RUN];... or trace:F into a function (rng, n,
     rate per second) -> n sorted arrival times in seconds.
 
-    poisson: exponential gaps. static: all jobs arrive at time 0. bursty and lognormal: Gamma and lognormal gaps whose
-    standard deviation is CV times their mean. hyperexp: each gap is exponential with one of the means, chosen by the
-    shares; all means are scaled to the rate. Gaps with the same mean come in runs, whose lengths are geometrically
-    distributed with mean RUN; without RUN it is 1, and gaps are independent. trace: the arrivals of F, which
-    `empirical` reads, scaled to the rate (NaN: unscaled) and repeated if F has fewer than n. With random gaps the first
-    job arrives after one gap.
+    poisson: gaps between arrivals are exponentially distributed.
+    static: all jobs arrive at time 0.
+    bursty, lognormal: gaps have a Gamma or a lognormal distribution whose standard deviation is CV times the mean.
+    hyperexp: each gap is exponentially distributed with one of the given means. The weight SHARE determines the
+    fraction of gaps that have the mean MEAN. All means are multiplied by one factor, so that arrivals have the rate.
+    Gaps with the same mean come in runs of geometrically distributed length with mean RUN. If RUN is left out, it is 1,
+    and the means of successive gaps are independent.
+    trace: the arrivals of F, which `empirical` reads, scaled to the rate and repeated if F has fewer than n. They are
+    not scaled if the rate is NaN.
+
+    With random gaps the first job arrives after one gap.
     """
     kind, _, rest = text.partition(":")
     if text == "poisson":
         return lambda rng, n, rate: np.cumsum(rng.exponential(1.0 / rate, n))
-    # for this process, gaps between arrivals are rounded up to whole seconds, as the public Synergy simulator draws
-    # them
+    # poisson-seconds: as poisson, but gaps are rounded up to whole seconds, as in the public Synergy simulator
     if text == "poisson-seconds":
         return lambda rng, n, rate: np.cumsum(np.ceil(rng.exponential(1.0 / rate, n)))
-    # as in MISO, gaps between arrivals are Poisson-distributed numbers, so they vary little; in the first third of the
-    # trace they are half as long
+    # poisson-gap: as in MISO, a gap is a Poisson-distributed number of whole seconds, so gaps vary less than
+    # exponential ones; in the first third of the trace their mean is half as long
     if text == "poisson-gap":
         return _poisson_gap
     if text == "static":
@@ -151,7 +155,7 @@ def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
 
 
 def is_random(arrivals: str) -> bool:
-    """Whether arrivals of this process depend on a seed."""
+    """Return whether the arrival process `arrivals` (see parse_arrivals) draws random numbers."""
     return arrivals != "static" and not arrivals.startswith("trace:")
 
 

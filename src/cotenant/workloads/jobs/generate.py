@@ -82,10 +82,11 @@ def generate(
     classes: Mapping[str, Sequence[str]],
     iteration_s: Mapping[str, float] | None = None,
 ) -> Generated:
-    """Generate a trace. The same workload gives the same jobs. Each part has its own random stream of the seed.
+    """Generate a trace. The same workload gives the same jobs. Arrivals, durations, GPU counts, models and tenants each
+    have their own random stream of the seed.
 
-    `classes`: image, language, speech -> models, for the split. `iteration_s`: seconds per iteration by model, for
-    durations from a trace that states only iterations.
+    `classes`: the models of each class (image, language, speech), from which jobs get theirs by `workload.split`.
+    `iteration_s`: seconds per iteration by model, for durations from a trace that states only iterations.
     """
     preset = _check(workload)
     n, seed = workload.jobs, workload.seed

@@ -2,8 +2,12 @@
 
 A row is `order, job, model, arrival_s, duration_s, num_iters, launch_s, lat_<slice>...`. `lat_<slice>` are seconds per
 iteration on that slice, empty if the job runs out of memory there. `launch_s` is the time of each start and restart.
-The work of a job is `num_iters` iterations. Optional columns: `id`, `gpus`, `min_slice`, `qos_floor`, `memory_bytes`,
-`tenant`, `priority`. A file without latencies is read in the native format; its models must be those of a MIG profile.
+The work of a job is `num_iters` iterations. Optional columns: `id`, `gpus`, `min_slice` (the smallest slice that the
+job may get), `qos_floor` (the lowest speed that the job accepts, as a fraction of its speed on the whole GPU),
+`memory_bytes`, `tenant`, `priority`.
+
+A file without latencies is read in the native format. Simulations then use the latencies of each job's model in the
+table of measured workloads (profiles/mig/workloads.py).
 """
 
 from __future__ import annotations
@@ -26,8 +30,10 @@ from cotenant.workloads.trace_options import TraceOptions
 class MigLatencies:
     """Latencies of a trace's jobs on MIG slices, in file order.
 
-    `latency_s`: (jobs, kinds of `measured_on`) seconds per iteration; NaN if the job runs out of memory. `launch_s`,
-    `min_slice` ("": none) and `qos_floor` (0 to 1) are by job.
+    `measured_on`: the GPU and its kinds of MIG slices. `latency_s`: seconds per iteration, with a row for each job and
+    a column for each of `measured_on.kinds`; NaN if the job runs out of memory on the slice, or was not measured there.
+    `launch_s`, `min_slice` ("" if the job states none) and `qos_floor` (a fraction from 0 to 1) have an entry for each
+    job and mean the same as the columns of the file.
     """
 
     measured_on: Geometry

@@ -1,5 +1,5 @@
-"""Reads job traces in the native format, CSV or Parquet, whose columns are those of `Jobs`. Every row must be a valid
-job.
+"""Reads job traces in the native format: a CSV or Parquet file whose columns have the names of the attributes of
+`core.work.Jobs`. Every row must be a valid job.
 """
 
 from __future__ import annotations

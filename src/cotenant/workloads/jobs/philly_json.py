@@ -1,9 +1,10 @@
 """Reads the original job log of Microsoft's Philly trace of 2017: a JSON list of {jobid, vc, user, status,
-submitted_time, attempts}. An attempt is {start_time, end_time, detail: [{ip, gpus: [...]}]}. Times are local, without a
-zone; "None": unknown.
+submitted_time, attempts}. An attempt is {start_time, end_time, detail: [{ip, gpus: [...]}]}. Times are local; a time
+zone that a time states is ignored. "None" is an unknown time.
 
-A job's duration is the sum of the durations of its attempts, or the last or longest of them. Its GPU count is that of
-the first attempt with `detail`. Jobs that never ran, or whose times or GPUs are unknown, are left out.
+The option --attempts (sum, last, longest) says whether a job's duration is the sum of the durations of its attempts,
+that of the last attempt, or the longest. Its GPU count is that of the first attempt with GPUs in `detail`. Jobs that
+never ran, or whose times or GPUs are unknown, are left out.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ FORMATS: dict[str, tuple[str, str]] = {
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """Split a trace's name into format and path: "philly:jobs.csv" is ("philly", "jobs.csv"). If no format is given, a
-    path that ends in .csv or .parquet, or of an existing file, has the native format."""
+    """Split a trace's name into format and path: "philly:jobs.csv" is ("philly", "jobs.csv"). A path
+    without a format has the native format if it ends in .csv or .parquet, or if the file exists."""
     name, colon, path = spec.partition(":")
     if colon and name in FORMATS:
         if not path:

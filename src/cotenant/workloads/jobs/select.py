@@ -41,8 +41,8 @@ def load_trace(
 
     `classes` (image, language, speech -> models): models for jobs without one; None leaves their model "".
     `iteration_s` (model -> seconds per iteration) converts iterations to durations for options that need them.
-    `lengths`: every job must state its run time or iterations. It is False for elastic profiles, which hold the work of
-    their models.
+    `lengths`: every job must state its run time or iterations. It is False for callers that need neither, such as
+    simulations with `--policy sia`, where the profile of a model states how much work a job of that model is.
     """
     options = options or TraceOptions()
     _check(options)
@@ -59,8 +59,8 @@ def load_trace(
 
 
 def durations_of(jobs: Jobs, iteration_s: Times | None) -> Floats:
-    """Return the run time of each job alone with the proportional share of CPU and memory: the stated duration, else
-    iterations times the model's time per iteration, else NaN.
+    """Return the run time of each job if it shares its GPUs with no other job and gets CPU and memory in proportion to
+    its number of GPUs. This is the stated duration, else iterations times the model's time per iteration, else NaN.
     """
     durations = jobs.duration_s.copy()
     unknown = np.isnan(durations)

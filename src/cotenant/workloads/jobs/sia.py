@@ -18,8 +18,8 @@ COLUMNS = ("name", "time", "application", "num_replicas")
 
 
 def read(path: str, options: TraceOptions) -> Trace:
-    """Read the jobs of the file. A job's number of GPUs is num_replicas, which a scheduler that does not change it
-    would use. The batch size is not used.
+    """Read the jobs of the file. A job's number of GPUs is num_replicas. Schedulers that choose the number of GPUs of a
+    job themselves may use another number. The batch size is not used.
     """
     table = read_csv(path, COLUMNS)
     table.require(*COLUMNS)

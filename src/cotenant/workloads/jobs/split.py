@@ -63,10 +63,11 @@ def assign_models(
 
 
 def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
-    """Return the class (image, language or speech) of each of n jobs: the one with the largest deficit (share -
-    fraction so far). Deficits are integers, so that ties are exact.
+    """Return the class (image, language or speech) of each of n jobs as an index of CLASSES. A job gets the class with
+    the largest deficit, which is the share of the class minus its fraction of the jobs so far. Deficits are computed as
+    integers, multiplied by a common factor, so that equal deficits compare as equal.
 
-    A choice depends only on the deficits, so the sequence repeats once they do.
+    A choice depends only on the deficits. So when deficits occur that have occurred before, the sequence repeats.
     """
     scale = lcm(*(share.denominator for share in shares))
     targets = [int(share * scale) for share in shares]

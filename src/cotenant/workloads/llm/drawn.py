@@ -11,7 +11,7 @@ from cotenant.core.errors import InputError
 from cotenant.workloads.llm.trace import TokenTrace, make_trace
 from cotenant.workloads.requests.arrivals import draw, parse_arrivals
 
-POOL = 4096  # number of token lengths, for each model, that closed-loop clients use in rotation
+POOL = 4096  # requests that are drawn for each model; closed-loop clients send them in rotation
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -57,7 +57,9 @@ def draw_trace(
 
 
 def draw_pool(models: Sequence[str], prompt: str, output: str, seed: int = 0) -> TokenTrace:
-    """Draw lengths for closed-loop clients: requests of each model, all at time 0."""
+    """Draw requests for closed-loop clients: prompt and answer lengths of POOL requests to each model. Their times are
+    all 0, because a closed-loop client sends a request when its previous one is answered.
+    """
     prompts, outputs = parse_lengths(prompt, "prompt"), parse_lengths(output, "output")
     ins, outs = [], []
     for number in range(len(models)):

@@ -1,4 +1,8 @@
-"""Prompts with a known number of tokens, and the answers of timed engines, whose tokens name model and prompt."""
+"""Prompts with a known number of tokens, and the answers of timed engines.
+
+A timed engine serves a language model's API without a model: it takes the time that a model would take. Each token of
+its answer contains the model's name and a digest of the prompt, so that a client can check that the answer is its own.
+"""
 
 from __future__ import annotations
 

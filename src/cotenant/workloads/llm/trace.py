@@ -77,9 +77,10 @@ class TokenTrace:
         return self.keep(self.prompt + self.output <= np.array(most)[self.model], "longer than the model's context")
 
     def onto(self, names: Sequence[str], seed: int = 0) -> TokenTrace:
-        """Return the requests, assigned to the models `names`. Models of the trace with such a name keep it, and
-        requests to others are left out. If there is no such model, the most used model of the trace becomes the first
-        name, and so on. If the trace names no models, each request gets a random one.
+        """Return the requests, each assigned to one of the models `names`. If `names` has models of the trace, requests
+        to these keep their model, and requests to other models are left out. If it has none, the requests to the most
+        used model of the trace go to the first of `names`, those to the second most used model to the second, and so
+        on; requests to the remaining models are left out. If the trace names no models, each request gets a random one.
         """
         if self.models == ("",):
             drawn = np.random.default_rng([seed, 2]).integers(len(names), size=len(self))
@@ -146,7 +147,7 @@ def make_trace(
 
 
 def coded(names: Any) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return (distinct names in order of appearance, index of each row)."""
+    """Return the distinct names in order of first appearance, and for each of `names` its index among them."""
     index: dict[str, int] = {}
     codes = np.fromiter((index.setdefault(name, len(index)) for name in names), np.int32)
     return tuple(index), codes
