@@ -62,8 +62,8 @@ class _Running:
     work: KernelWork
     need: float
     left_ns: float
-    # the kernel's duration alone on the whole GPU, divided by its simulated duration before slowdown by other kernels
-    # (on its share of the SMs, with its event and delays)
+    # The kernel's measured duration alone on the whole GPU, divided by the time that it takes here while no other
+    # kernel slows it down. That time can be longer: the program may have fewer SMs, and an event and delays are added.
     alone: float
 
     def delay(self, by_ns: int) -> None:
@@ -154,7 +154,8 @@ class ColocationEngine:
         """
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
-        # on fewer SMs than it would fill, a kernel takes longer in proportion
+        # A kernel has full speed on the SMs that it would fill, or on the fraction `reach` of the GPU's SMs if that is
+        # less. On fewer SMs it takes longer: on half of them twice as long.
         takes_ns = work.duration_ns * max(1.0, min(fill, self.table.reach[work.work_class]) / need) + event_ns
         self._queues[owner].append(_Running(owner, work, need, takes_ns, work.duration_ns / takes_ns))
         self._dispatch()
@@ -164,9 +165,9 @@ class ColocationEngine:
         self._submit(BE, work, event_ns)
 
     def _event(self, work: KernelWork) -> int:
-        """Return the GPU time in ns of the event that follows this BE kernel, or 0 if no event follows it. From events
-        the BE launch rule learns that kernels have ended. Rule FREE records no events, TIDAL one per EVENT_INTERVAL_NS
-        of work, and any other rule one after each kernel.
+        """Return the GPU time in ns of the event that follows this BE kernel, or 0 if no event follows it. Events
+        tell the BE launch rule that kernels have ended. Rule FREE records no events, TIDAL one per EVENT_INTERVAL_NS of
+        work, and any other rule one after each kernel.
         """
         if self.scheme.rule is RuleKind.FREE:
             return 0
@@ -177,8 +178,8 @@ class ColocationEngine:
         return self.table.event_ns
 
     def _dispatch(self) -> None:
-        """Start the kernels at the heads of the queues: of both programs (LS and BE) if they run concurrently,
-        otherwise that of the program (LS or BE) whose time slice it is.
+        """Start the first kernel in the queue of each program (LS and BE). If the programs do not run concurrently,
+        start only the first kernel of the program whose time slice it is.
         """
         busy = {kernel.owner for kernel in self._running}
         if self.scheme.together:
@@ -234,8 +235,9 @@ class ColocationEngine:
         self._be_host()
 
     def _ls_class(self) -> WorkClass:
-        """Return the work class that the latency-sensitive service reports. It is NONE while the service has no work.
-        While it is active, it is the work class of its running kernel under rule ORION, and UNKNOWN under other rules.
+        """Return the work class that the latency-sensitive service reports. The class is NONE while the service has
+        no work. While the service is active, rule ORION gets the work class of the kernel that the service runs
+        (UNKNOWN between two kernels), and any other rule gets UNKNOWN.
         """
         if self._active_since is None:
             return WorkClass.NONE

@@ -185,7 +185,7 @@ class FolderCgroups:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file, so that other processes read the text before or the new one, and nothing in between."""
+    """Replace a file atomically: other processes read the whole old text or the whole new one."""
     fresh = path.with_name(".new")
     fresh.write_text(text)
     fresh.rename(path)

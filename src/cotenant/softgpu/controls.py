@@ -9,10 +9,14 @@ from cotenant.native.libraries import SOFT_DRIVER, library_path
 
 
 class SoftIoctl:
-    """Callable like fcntl.ioctl. Instead of /dev/nvidiactl it takes a program's open state file of the software GPU."""
+    """Callable like fcntl.ioctl. The descriptor is not of /dev/nvidiactl, but of the file through which a program and
+    the software GPU share the GPU's state.
+    """
 
     def __init__(self, path: str = "") -> None:
-        """Load the library of the software GPU. `path`: path of the library, if it is known to be compiled."""
+        """Load the library of the software GPU. `path`: path of the compiled library; "": find it, and compile it first
+        if that is needed.
+        """
         self.path = path or str(library_path(SOFT_DRIVER))
         self._call = ctypes.CDLL(self.path, use_errno=True).cotenant_soft_ioctl
         self._call.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]

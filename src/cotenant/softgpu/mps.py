@@ -1,13 +1,20 @@
 """Imitates nvidia-cuda-mps-control for the software GPU: the command and the MPS control daemon that it starts.
 
 `python -m cotenant.softgpu.mps FOLDER 595|615|620` writes the command, as of that driver release, into a folder. The
-variable COTENANT_SOFTGPU_MPS must then name the command. The daemon has real sockets, and speaks protocol 2 or 3.
+environment variable COTENANT_SOFTGPU_MPS must then name the command. The daemon has real sockets.
 
-The variable MPS_STANDIN_RELEASE sets another driver release than that of the command, and MPS_STANDIN_GPUS
-(UUID=SMS,...) other GPUs than those of the software GPU. Files in the pipe folder make the daemon misbehave: with
-`refuse` it does not start; with `slow` it takes one second to start, and one to end; with `mute` get_server_list fails
-(protocol 2); with `initializing` clients wait; with `silent` it forgets new servers, as if they had ended at once. The
-command `standin fault SERVER` puts a server into the state of fault.
+Like NVIDIA's daemon, it has two protocols, which are two sets of commands. Protocol 2 is the default: one server, and
+commands that list servers and clients. Protocol 3 (from release 615 on, if `--protocol 3` or
+CUDA_MPS_PROTOCOL_VERSION=3 asks for it) also has namespaces and SM partitions (mps_world.py).
+
+Tests change the imitation in three ways:
+
+- Variables: MPS_STANDIN_RELEASE sets another driver release than that of the command, and MPS_STANDIN_GPUS
+  (UUID=SMS,...) other GPUs than those of the software GPU.
+- Files in the pipe folder make the daemon misbehave. With `refuse` it does not start; with `slow` it takes one second
+  to start, and one to end; with `mute` get_server_list fails (protocol 2); with `initializing` clients wait; with
+  `silent` it forgets new servers, as if they had ended at once.
+- The command `standin fault SERVER` puts a server into the state of fault.
 
 A program connects to the socket `control` in its pipe folder and sends the line "client NAME=VALUE ..." with its
 visible GPUs and its CUDA_MPS_* variables, then a line "device UUID" for each context.

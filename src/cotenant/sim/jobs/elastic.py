@@ -1,5 +1,5 @@
-"""Runs elastic policies on the compiled simulator: its kernel returns before each round so that the policy can
-decide."""
+"""Runs elastic policies in the training simulator. Its compiled event loop (kernel.py) returns before each round
+(lease), so that the policy, which is Python code, decides which jobs run, and on how many GPUs of which model."""
 
 from __future__ import annotations
 
@@ -44,22 +44,21 @@ TAKEN = ("lease", "restart_cost", "solver_limit", "profiles", "default_profile",
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """Options of a simulation under an elastic policy, as the user gives them. Times are in seconds; None means the
-    default of the policy's paper or of the profile.
-    """
+    """Options of a simulation under an elastic policy, as the user gives them. Times are in seconds."""
 
     policy: str
-    profiles: str | None = None
-    lease_s: float | None = None
-    restart_s: float | None = None  #: time lost when a job that ran before restarts, moves or changes its GPUs
+    profiles: str | None = None  #: elastic profiles; None: the policy's default ones
+    lease_s: float | None = None  #: length of a round; None: that of the policy's paper
+    #: time lost when a job that ran before restarts, moves or changes its GPUs; None: that of the job's profile
+    restart_s: float | None = None
     solver_limit_s: float = 1.0
     default_profile: str | None = None
     trace_gpu: str | None = None
 
 
 def elastic_options(policy: str, given: Mapping[str, Any]) -> ElasticOptions:
-    """Take the options from those of job policies, by their names. InputError for an option that elastic policies do
-    not have."""
+    """Return the options of the elastic policy named `policy`. `given`: option names of job policies (TAKEN), with the
+    user's values. InputError for an option that elastic policies do not have."""
     for name in given:
         if name not in TAKEN:
             raise InputError(f"is for job policies; policy {policy} does not have it", field=name.replace("_", "-"))
@@ -166,8 +165,9 @@ def _world(jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: floa
 
 
 class Chooser:
-    """Keeps what an elastic policy needs to know about each job, and converts its decisions into the kernel's form:
-    demand types, levels (phases of the training) and an order of the jobs.
+    """Keeps what an elastic policy needs to know about each job, and converts the policy's decisions into the form that
+    the compiled event loop takes: a demand type and a level for each job, and an order of the jobs (elastic_world.py
+    explains types and levels).
     """
 
     def __init__(self, tables: ElasticTables, policy: ElasticPolicy, lease_s: float, restart_s: float | None) -> None:
@@ -183,7 +183,7 @@ class Chooser:
         self.attained_s = np.zeros(jobs)
 
     def choose(self, world: World) -> None:
-        """Let the policy decide, and write its decision into the kernel's arrays."""
+        """Let the policy decide, and write its decision into the arrays of the compiled event loop."""
         n = int(world.run.counters[C_ACTIVE])
         rows = np.sort(world.run.order[:n])
         view = self._view(world, rows)
@@ -241,7 +241,7 @@ class Chooser:
         shared = host != NONE
         shared[host[shared]] = True
         stays = keeps_gpu((config == view.held) & runs, view.host, host)
-        # running jobs that do not keep their GPUs are marked as not running, so that the kernel places them again
+        # running jobs that do not keep their GPUs are marked as not running, so that the event loop places them again
         world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING
         self.restarts[rows[runs & ~stays & run.job["started"][rows]]] += 1
         self.config[rows] = config

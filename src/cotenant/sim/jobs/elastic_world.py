@@ -1,8 +1,9 @@
 """Builds the tables of an elastic run from jobs, elastic profiles and a cluster.
 
-A *base* is a kind of job: its model and the GPUs that it requests. A waiting job has the type of its base; a running
-job has a type for its base in one configuration (GPU model and number). A policy changes a job's type, so the kernel
-need not know about elasticity. Levels are the phases of the training.
+A *base* is a kind of job: its model and the GPUs that it requests. A demand type says what a job needs. A waiting job
+has the type of its base; a running job has a type for its base in one configuration (GPU model and number). A policy
+decides by changing a job's type, so the simulator's compiled event loop (kernel.py) need not know about elasticity. For
+job policies, the level of a job is its amount of CPU and memory; here it is the phase of the job's training.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cotenant.profiles.training.elastic import ElasticModel, ElasticProfiles
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Tables of CPU and memory must have the levels PROPORTIONAL, IDEAL and DOWN (policy/jobs/arrays.py), even if the
-# training has fewer phases: the record of a run reads level IDEAL.
+# training has fewer phases: when the record of a run is written, level IDEAL is read.
 LEAST_LEVELS = 3
 
 
@@ -39,9 +40,12 @@ class Base:
 
 @dataclass(frozen=True)
 class ElasticTables:
-    """The tables of a run under an elastic policy, with B bases (kinds of job), C configurations and P phases. Type b
-    is base b while it waits; type B + b x C + c is base b in configuration c; type B + B x C + b x C + c is base b on
-    half of a GPU, if GPUs are shared. Level p + P x (1 + b) is phase p on one GPU with base b.
+    """The tables of a run under an elastic policy, with J jobs, B bases (kinds of job), C configurations, G GPU models
+    and P phases of the training.
+
+    Demand types: b for a waiting job of base b; B + b x C + c for a job of base b that runs in configuration c; and, if
+    GPUs are shared, B + B x C + b x C + c for a job of base b on half of a GPU in configuration c. Levels: p for a job
+    in phase p; p + P x (1 + b) for a job in phase p that shares its GPU with a job of base b.
     """
 
     demand: Demand
@@ -51,11 +55,11 @@ class ElasticTables:
     bases: tuple[Base, ...]
     #: [B, P, C]: work per second of jobs of each base (kind of job), in each training phase and configuration
     rate: Floats
-    base: Ints  #: [J]
-    total: Floats  #: [J] work
-    restart_s: Floats  #: [J]: time of a restart in s; NaN if the profile states none
-    # [B, B, G]: fraction of its speed that a job of the first base (kind of job) keeps if it shares a GPU with a job of
-    # the second base; empty if GPUs are not shared
+    base: Ints  #: [J]: base of each job
+    total: Floats  #: [J]: work of each job
+    restart_s: Floats  #: [J]: time of a restart of each job in s; NaN if the job's profile states none
+    # [B, B, G]: fraction of its speed that a job of the first base (kind of job) keeps if it shares a GPU of a model
+    # with a job of the second base; empty if GPUs are not shared
     beside: Floats
 
     def type_of(self, base: Ints, config: Ints, shared: NDArray[np.bool_]) -> Ints:
@@ -86,7 +90,7 @@ def build_tables(
     rate = np.stack([_rates(b, profiles.phases, options, models) for b in bases])
     _check(trace, bases, base, rate, options, rigid)
     reference = np.array([_reference(b, rate[i, 0], options, models, trace_gpu) for i, b in enumerate(bases)])
-    # mean over all phases of the seconds per unit of work
+    # seconds per unit of work of each base in its reference configuration, averaged over the training's phases
     pace = (1.0 / rate[np.arange(len(bases)), :, reference]).mean(axis=1)
     jobs = trace.jobs
     whole = np.array([b.model.work for b in bases])[base]
@@ -156,7 +160,8 @@ def _bases(trace: work.Trace, profiles: ElasticProfiles, default_profile: str | 
 
 
 def _rates(base: Base, phases: int, options: Configurations, models: tuple[str, ...]) -> Floats:
-    """Return work per second [P, C]; 0 where it was not measured or the job does not accept the GPU model."""
+    """Return the work per second in each phase and configuration [P, C]; 0 where it was not measured or the job does
+    not accept the GPU model."""
     accepted = {find_gpu(name, "gpu_models").name for name in base.accepts.split("|") if name} or set(models)
     table = np.zeros((phases, len(options.gpu)))
     for c, (gpu, count) in enumerate(zip(options.gpu.tolist(), options.count.tolist(), strict=True)):
@@ -185,9 +190,9 @@ def _check(
 def _reference(
     base: Base, rate: Floats, options: Configurations, models: tuple[str, ...], trace_gpu: str | None
 ) -> int:
-    """Return the configuration to which the trace's durations refer: the number of GPUs that the job requests, or the
-    largest measured number below that, or the smallest measured one; on the trace's GPU model, or on the first model
-    with a measurement."""
+    """Return the configuration to which the trace's durations refer. Its GPU model is that of the trace; if the base
+    was not measured there, it is the cluster's first model with a measurement. Its number of GPUs is the one that the
+    job requests; if that was not measured, the next smaller measured number; and if there is none, the smallest."""
     wanted = find_gpu(trace_gpu, "trace-gpu").name if trace_gpu else None
     order = sorted(range(len(models)), key=lambda g: (models[g] != wanted, g))
     for gpu in order:
@@ -218,7 +223,7 @@ def _demand(
     amount = np.zeros((levels, rows, len(kinds)), AMOUNT)
     phase = np.minimum(np.arange(levels), phases - 1)
     with np.errstate(divide="ignore"):
-        seconds = (1.0 / rate)[:, phase, :]  # array of shape [B, L, C]
+        seconds = (1.0 / rate)[:, phase, :]  # array of shape [B, levels, C]
     for k, group in enumerate(kinds):
         amount["cpu"][:, :, k] = int(group.cpus * 1000) // group.gpus
         amount["memory"][:, :, k] = group.memory_bytes // 10**6 // group.gpus

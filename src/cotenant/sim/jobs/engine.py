@@ -208,8 +208,9 @@ def run_window(
     writer: RecordWriter,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Run the event loop until all jobs of the window's trace have ended, and record the run. `choose(world)` is called
-    when the policy has to decide.
+    """Run the event loop until all jobs of the trace have ended, and record the run. `window` holds the event loop's
+    arrays, in which only a part of the trace's jobs is loaded at a time (window.py). `choose(world)` is called when the
+    policy has to decide.
     """
     while True:
         status = kernel.advance(window.world)

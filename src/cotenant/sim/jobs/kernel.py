@@ -114,7 +114,8 @@ def _order(w: World, now: float) -> bool:
     for i in range(n):
         run.previous_order[i] = run.order[i]
     c[C_FRESH] = 0
-    # with a reservation, a job comes first and keeps its GPUs, so the decision must be made again in every round
+    # A job with a reservation (it has waited too long) is the first in the order, and keeps its GPUs once it runs.
+    # While there is one, decisions depend on the GPUs that it holds, too, not only on the order, so none is reused.
     return same and w.jobs[run.order[0]].rank < RESERVED_PRIORITY
 
 

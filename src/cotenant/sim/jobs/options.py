@@ -1,5 +1,5 @@
-"""The options of a training run by their command-line names. A test compares their defaults with those of the
-library."""
+"""The options of a training simulation, named as on the command line. A test ensures that their defaults equal those of
+JobPolicy and EngineOptions, the classes for which they are converted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Recorded = Literal["auto", "all", "no-moves"]
 
 
 class TrainingConfig(BaseModel):
-    """Policy and engine options of a training simulation, by their command-line names (docs/policies.md).
+    """Policy and engine options of a training simulation, named as on the command line (docs/policies.md).
 
-    Times accept "300s", "5min" or seconds. InputError (through `training_config`) names the field.
+    Times accept "300s", "5min" or seconds. Created by `training_config` (below), which turns an invalid value into an
+    InputError with the option's name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,5 +1,5 @@
-"""A point of a sweep, which is one run: of a job policy, or of the elastic or partition policy that its option `policy`
-names."""
+"""One run of a sweep (a point of it). The point's option `policy` names an elastic or partition policy; a point without
+this option is run under a job policy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Kind = Literal["jobs", "elastic", "partition"]
 
 @dataclass(frozen=True)
 class Models:
-    """What is needed to read or generate traces: models by class, seconds per iteration, and whether every job must
-    state its work."""
+    """What is needed to read or generate traces: the models of each class of jobs (such as image or language), the
+    seconds per iteration of each model, and whether every job must state its work (`lengths`)."""
 
     classes: Mapping[str, Sequence[str]] | None
     iteration_s: Mapping[str, float] | None = None

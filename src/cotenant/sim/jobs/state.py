@@ -25,7 +25,8 @@ PROGRESS = np.dtype([
     ("resume_s", "f8"),  # time that is lost when a job which ran before starts again or moves (checkpoint and restart)
     ("started", "?"),  # whether the job has run before
     ("told_waiting", "?"),
-    # first entry, number of entries and level of CPU and memory that the previous decision granted to the job
+    # What the previous decision granted to the job: its `old_count` entries in Run.old_entry (each is its part on one
+    # node), beginning at `old_first`, and its level of CPU and memory.
     ("old_first", "i8"),
     ("old_count", "i8"),
     ("old_level", "i8"),
@@ -101,7 +102,7 @@ def make_progress(jobs: int) -> Array:
 
 
 def make_run(jobs: int, entries: int) -> Run:
-    """Return the state of a run that changes during the run, as it is before the start."""
+    """Return the initial value of the state that changes during a run."""
     return Run(
         job=make_progress(jobs),
         order=np.zeros(jobs, np.int64),

@@ -46,7 +46,9 @@ def _start_worker() -> None:
 
 
 def compile_once() -> None:
-    """Compile the kernels into the cache, so that worker processes need not."""
+    """Compile the simulator's event loop and policies with numba, and keep the machine code in a cache on disk,
+    so that each worker process need not compile them.
+    """
     from cotenant.policy.compiled import is_compiled
     from cotenant.policy.jobs.choice import JobPolicy
     from cotenant.policy.jobs.demand import build_workload

@@ -327,7 +327,8 @@ def _whole(value: Any, field: str) -> int:
 
 def run_point(point: Point, folder: Path, base: Path, shown: Point | None = None) -> None:
     """Run the simulation of a sweep point and write its record into `folder`. Afterwards the record is complete or
-    absent. `shown`: the options to record, if the point reads copies of files.
+    absent. The record shows the options of `shown` instead of those of `point`, if it is given: on a machine of a
+    Ray cluster that lacks the input files, the options in `point` have the paths of temporary copies.
     """
     more = {name: value for name, value in (shown or point).items() if name in SHOWN}
     cluster = cluster_of(point, base)

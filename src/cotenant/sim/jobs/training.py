@@ -1,4 +1,4 @@
-"""Runs a training simulation from validated options. `simulate`, `sweep` and `demo` use it."""
+"""Runs a training simulation from validated options, for the commands `cotenant simulate`, `sweep` and `demo`."""
 
 from __future__ import annotations
 

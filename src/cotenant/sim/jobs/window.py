@@ -15,10 +15,10 @@ JOBS_AT_ONCE = 1 << 18  # number of arrivals of jobs that are loaded together
 
 
 class Window:
-    """The event loop's arrays, and for each job in them its row in the trace, in trace order: `rows[k]` is job k of the
-    arrays. `load(first, last)` returns the rows JOB[] and PROGRESS[] for the trace's jobs first..last.
-    Decisions do not depend on how many jobs are loaded, because jobs keep their order and are loaded before they can
-    arrive."""
+    """The event loop's arrays, and for each job in them its number in the trace: job k of the arrays is job `rows[k]`
+    of the trace, and `rows` rises. `load(first, last)` returns two arrays, of JOB and of PROGRESS, with one element for
+    each of the trace's jobs from `first` to `last` - 1. Decisions do not depend on how many jobs are loaded, because
+    jobs keep their order and are loaded before they can arrive."""
 
     def __init__(
         self,

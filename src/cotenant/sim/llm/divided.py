@@ -31,8 +31,8 @@ LONG_PROMPT = 99  # the time to the first token is planned for this percentile o
 @dataclass(frozen=True)
 class DividedPlan:
     """A plan of language models on parts of GPUs, with rates in decoded tokens/s. `attainment`: simulated fraction of
-    the requests that keep their SLO, for each model that has requests. `factors`: for each model, the factor on its
-    rate for which the plan was made.
+    the requests that keep their SLO, for each model that has requests. `factors`: the plan was made for each model's
+    rate times the model's factor.
     """
 
     plan: ServingPlan
@@ -93,8 +93,8 @@ def attainment(
     plan: ServingPlan, profile: ServingProfile, engines: Sequence[Engine], trace: TokenTrace, seed: int
 ) -> dict[str, float]:
     """Return the fraction of each model's requests that keep the limits of TTFT and TPOT. A request goes to a random
-    gpulet (part of a GPU) of its model, with a probability in proportion to the rates planned there. The engines of a
-    gpulet share its time in proportion to their work in a cycle.
+    gpulet (part of a GPU) of its model, with a probability in proportion to the rates planned there. The time of a
+    gpulet is shared among its engines in proportion to the lengths of their steps with the planned batches.
     """
     by_name = {e.name: e for e in engines}
     kept: dict[str, list[float]] = {}

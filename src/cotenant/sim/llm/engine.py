@@ -42,8 +42,9 @@ class SimModel:
 
 @dataclass(frozen=True)
 class LlmSetup:
-    """The GPUs of a simulation of language models, and the rules by which they are shared. `warm`: models that fit are
-    resident at the start, in file order. `prefix_cache`: tokens that the trace marks as cached need no prefill.
+    """The GPUs of a simulation of language models, and the rules by which they are shared. `warm`: at the start,
+    models are made resident as far as they fit, in the order of `models`, but those with `facts.kept` first.
+    `prefix_cache`: tokens that the trace marks as cached need no prefill.
     """
 
     models: tuple[SimModel, ...]

@@ -1,5 +1,6 @@
-"""Finds how many language models fit on one GPU, by simulating the same requests with more and more models, and then
-how many GPUs all models need."""
+"""Finds how many language models fit on one GPU, and then how many GPUs all models need. For the former, one GPU is
+simulated with the first model, with the first two, and so on; each simulation has the trace's requests to its models.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Packing:
-    """The result of the search for how many models fit on a GPU. `per_gpu`: number of models, in file order, that one
-    GPU serves at the target; `gpus`: number of GPUs for all models, None if more are needed than were tried.
+    """The result of the search for how many models fit on a GPU. `per_gpu`: one GPU serves the setup's first `per_gpu`
+    models at the target; `gpus`: number of GPUs for all models, None if more are needed than were tried.
     """
 
     target: float
@@ -54,7 +55,7 @@ def pack(
     trace: TokenTrace, setup: LlmSetup, target: float, most_gpus: int, tell: Callable[[Row], None] | None = None
 ) -> Packing:
     """Find how many models one GPU serves, and how many GPUs all models need, by simulating `trace`, which must have
-    requests to all models of the setup. All GPUs are of one model.
+    requests to all models of the setup. All GPUs are alike.
     """
     rows: list[Row] = []
 

@@ -40,8 +40,8 @@ class PartitionInput:
 
 
 class Enforcer:
-    """Applies decisions to simulated GPUs: it stops, starts and measures jobs and changes layouts; it charges the time
-    for that and logs it."""
+    """Applies decisions to simulated GPUs: it stops, starts and measures jobs and changes layouts. Each action takes
+    its time in the simulation and is logged."""
 
     def __init__(self, data: PartitionInput, rules: PartitionRules) -> None:
         self.data, self.rules, self.geo = data, rules, data.geo
@@ -173,7 +173,7 @@ class Enforcer:
 
     def shared_speeds(self, jobs: list[int]) -> np.ndarray:
         """Return the speeds of jobs on one GPU under MPS. A job that needs more than its equal part of the SMs for its
-        lowest allowed speed runs alone on the GPU, without a limit."""
+        lowest allowed speed runs alone on the GPU, with all SMs."""
         level = 1.0 / self.rules.mps_jobs
         speeds = mps_speed(self.data.speeds[jobs], self.geo, len(jobs), level)
         if len(jobs) == 1 and speeds[0] < self.data.qos_floor[jobs[0]]:
@@ -207,7 +207,9 @@ class Enforcer:
         return gpu.mode is Mode.MIG and self.clock.now >= gpu.busy_until and not gpu.draining
 
     def gains(self, job: int, old: Placement, new: Placement) -> bool:
-        """Whether a job gains enough speed on the new instance to pay for its restart within the horizon."""
+        """Whether a job does more work in the next `horizon_s` seconds (a layout's expected life) if it moves to the
+        new instance, although it does none while it restarts.
+        """
         kinds = self.geo.kinds
         before, after = (float(self.believed[job, kinds.index(p.kind)]) for p in (old, new))
         return after * (1.0 - min(float(self.launch_s[job]) / self.rules.horizon_s, 1.0)) > before

@@ -87,11 +87,15 @@ class PartitionEngine(Enforcer):
     # ---- admission
 
     def schedule(self) -> None:
-        """Admit waiting jobs, first come, first served, with two exceptions. Under the policy static, a job that fits
-        on no free instance is overtaken by later jobs. A gang whose GPUs are not yet empty is overtaken by later
-        single-GPU jobs, but not on the GPUs that the gang reserves. The reservation lasts for one call, so it excludes
-        only jobs behind the gang. A longer one could deadlock: a job that returns to the queue before the gang would
-        wait for the reserved GPUs, and the gang for that job."""
+        """Admit waiting jobs, first come, first served, with two exceptions:
+
+        - Under the policy static, later jobs overtake a job that fits on no free instance.
+        - Later single-GPU jobs overtake a gang (a job of several GPUs) whose GPUs are not yet empty. They may not use
+          the GPUs that the gang reserves.
+
+        The gang's reservation is dropped at the next call, before the jobs ahead of the gang are admitted. If it were
+        kept, a job that returns to the head of the queue would wait for the reserved GPUs, and the gang would wait
+        behind that job for ever."""
         for gpu in self.claimed:
             gpu.draining = False
         self.claimed = []

@@ -108,8 +108,9 @@ def mig_jobs(trace: Trace, geo: Geometry, *, default_profile: str | None = None)
 
 
 def _carry(measured: np.ndarray, base: Geometry, geo: Geometry) -> np.ndarray:
-    """Convert jobs' measured speeds to the kinds of MIG instance of another geometry: unchanged for the same GPU, by a
-    model of the SM share for another.
+    """Return the jobs' speeds on the kinds of MIG instance of the geometry `geo`, from those that were measured on
+    `base`. If both are of the same GPU model, speeds are copied, and a kind that `base` lacks has the speed of 1g. For
+    another GPU model, speeds are converted by the instances' shares of the SMs.
     """
     if base.gpu != geo.gpu:
         return transfer_speeds(measured, base, geo)
@@ -256,8 +257,9 @@ def best_static(
     double_memory: bool | None = None,
     progress: Progress | None = None,
 ) -> tuple[PartitionRules, dict[str, float]]:
-    """Search the static layout with the lowest mean job completion time, among all maximal multisets of instances on
-    which every job fits somewhere. `progress(done, of)` counts the jobs of all runs of the search together."""
+    """Find the static layout with the lowest mean job completion time, by simulating every candidate. The candidates
+    are all combinations of MIG instances to which no instance can be added, except those on which a job fits nowhere.
+    `progress(done, of)` counts the jobs of all runs of the search together."""
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
     found: dict[str, float] = {}

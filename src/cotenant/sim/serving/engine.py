@@ -32,9 +32,10 @@ class Scenario:
     """Input of a simulation of a serving plan: services with their true rates, applications with their stages,
     arrivals, duration and seed.
 
-    `arrivals`: by name of the service or application; "" stands for all others. `interference`: "planned" assumes that
-    the neighbours' planned batches always run, "running" uses the batches that run when a batch starts. `as_recorded`:
-    a trace keeps its own rate.
+    `arrivals`: by name of the service or application; "" stands for all others. `interference`: which batches slow a
+    batch down: with "planned" those that the plan has for the other gpulets (parts) of the GPU, even while they do not
+    run; with "running" those that run there when the batch starts. `as_recorded`: arrivals from a trace keep the
+    trace's rate, and are not scaled to the rate of the service.
     """
 
     services: Sequence[Service]
@@ -180,7 +181,9 @@ def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _disb(process: Arrivals, name: str, model: str, rate: float, scenario: Scenario) -> tuple[Arrivals, float]:
-    """Return the client of a DISB file for a service: by the service's name, otherwise by its model."""
+    """Return the arrivals and the rate of a service whose arrivals come from a file of the benchmark DISB. Such a file
+    describes clients: the first one with the service's name or model is used, with its own rate if `as_recorded`.
+    """
     clients = disb_clients(process.path)
     for client in clients:
         if name in (client.name, client.model) or model == client.model:
@@ -248,8 +251,9 @@ def _interference(
     plan: ServingPlan, profiles: Mapping[str, ServingProfile], desk: Desk
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three tables about interference between gpulets (parts of GPUs) on one GPU. mates[i]: indices of the other
-    gpulets that slow gpulet i down, filled up with -1. cost[k, n]: kernel.COST of a batch of n requests at seat k, a
-    service's place on a gpulet. scale[k]: c0 and margin of the formula in profiles/serving/latency.py.
+    gpulets that slow gpulet i down, filled up with -1. cost[k, n]: what the latency of a batch of n requests is
+    computed from (COST in kernel.py), for seat k, a service's place on a gpulet. scale[k]: for seat k, the constant c0
+    and the factor `margin` of the latency formula in profiles/serving/latency.py.
     """
     lets = plan.gpulets
     by_gpu: dict[int, list[int]] = {}

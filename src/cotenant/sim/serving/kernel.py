@@ -62,7 +62,7 @@ class Run(NamedTuple):
     mates: np.ndarray  # for each gpulet a row of the other gpulets that slow it down, filled up with -1
     cost: np.ndarray  # [seat, n]: COST of a batch of n requests
     scale: np.ndarray  # for each seat c0 and margin (profiles/serving/latency.py)
-    rows: np.ndarray  # space for the rows in `rec` of the requests of one batch
+    rows: np.ndarray  # scratch space: for each request of one batch, its row number in `rec`
     planned: bool  # whether each batch takes its planned time, regardless of what runs beside it
     end: float  # time in ms from which closed-loop clients send nothing more
 

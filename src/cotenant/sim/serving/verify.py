@@ -21,16 +21,16 @@ from cotenant.workloads.requests.arrivals import Arrivals
 
 GROWTH = 1.12
 ROUNDS = 24
-# The simulated time is such that the service with the lowest rate gets this many requests, of which 1 % are 40; but it
-# is at least SHORTEST_S and at most LONGEST_S.
+# The simulated time is such that the service with the lowest rate gets this many requests. An SLO attainment of 99 %
+# then means 40 late requests, enough for an estimate. But the time is at least SHORTEST_S and at most LONGEST_S.
 REQUESTS = 4000
 SHORTEST_S, LONGEST_S = 30.0, 600.0
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A serving plan, the simulated SLO attainment of each service and its lower confidence bound, and the factors on
-    the true rates that were needed.
+    """A serving plan, and for each service: the simulated SLO attainment, its lower confidence bound (`surely`), and
+    the factor by which the true rate was multiplied to get the rate for which the service was planned.
     """
 
     plan: ServingPlan

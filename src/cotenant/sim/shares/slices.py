@@ -72,8 +72,8 @@ class SliceResult:
         return sum(max(0, min(e, end_ns) - max(b, start_ns)) for name, b, e in self.spans if name == tenant)
 
     def windows(self, tenant: str, window_ns: int, start_ns: int = 0, step_ns: int = 100_000_000) -> list[float]:
-        """Return the tenant's fraction of the GPU time in every window of that length that begins at `start_ns` or
-        later.
+        """Return the tenant's fraction of the GPU time in each of several windows of `window_ns`. The first begins at
+        `start_ns`, and each next one `step_ns` later, up to the last one that ends within the run.
         """
         found = []
         while start_ns + window_ns <= self.end_ns:
