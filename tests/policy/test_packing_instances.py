@@ -294,9 +294,9 @@ def test_profile_files_name_parts() -> None:
     for bad, why in (
         ({"of": "5g", "processes": 2}, "has no 'of' itself; '5g' is none"),
         ({"of": "2gx2", "processes": 2}, "has no 'of' itself; '2gx2' is none"),
-        ({"of": "2g"}, "has a fraction of it or a number of processes"),
-        ({"of": "2g", "fraction": 0.5, "processes": 2}, "has a fraction of it or a number of processes"),
-        ({"of": "2g", "fraction": 0.5, "slots": 1}, "has a fraction of it or a number of processes"),
+        ({"of": "2g"}, "needs either a fraction of it or a number of processes"),
+        ({"of": "2g", "fraction": 0.5, "processes": 2}, "needs either a fraction of it or a number of processes"),
+        ({"of": "2g", "fraction": 0.5, "slots": 1}, "needs either a fraction of it or a number of processes"),
         ({"slots": 1}, "needs a fraction of the GPU"),
         ({"fraction": 0.5, "processes": 2}, "needs a fraction of the GPU"),
     ):

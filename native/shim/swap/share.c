@@ -106,7 +106,7 @@ static void *server(void *unused)
     return NULL;
 }
 
-static bool start_server(void) /* the caller holds export_lock, so only this thread makes a handle */
+static bool start_server(void) /* the caller holds export_lock, so no other thread starts it */
 {
     struct sockaddr_un address;
     if (listener >= 0)
@@ -144,7 +144,7 @@ static struct shared *describe(struct region *region)
     return shared;
 }
 
-/* the caller holds export_lock, so only this thread makes a handle */
+/* the caller holds export_lock, so no other thread starts it */
 static CUresult export(CUdeviceptr address, struct share_handle *handle, bool *impossible)
 {
     CUdeviceptr base;

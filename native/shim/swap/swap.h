@@ -200,7 +200,7 @@ HIDDEN void cot_share_reset_after_fork(void);
 
 /* ---- swap/copy.c ---- */
 struct lane; /* a lane: the stream for the mover's copies in one direction, and its events */
-/* called by the mover; the first call creates the lane */
+/* called only by the mover, the thread that copies memory in and out; the first call creates the lane */
 HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out);
 HIDDEN CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket);
 /* waits for the end of the copy that cot_swap_copy began with this ticket */

@@ -116,8 +116,8 @@ class PluginState:
         return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
 
     def _needs(self, resource: str, size: int) -> set[int]:
-        """Return the numbers of units of the other resource (share or memory) that waiting containers with `size` units
-        of this resource take.
+        """Return how many units of the other resource (memory for share, and the reverse) the waiting containers need
+        that need `size` units of this one; several numbers if the containers differ.
         """
         mine = int(resource == names.MEMORY_RESOURCE)
         for fresh in (False, True):

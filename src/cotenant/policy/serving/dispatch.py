@@ -69,7 +69,10 @@ def build_desk(
         raise InputError(f"the plan serves {unknown!r}, which is not among the services", field="plan")
     for let in plan.gpulets:
         if let.gpu_model not in profiles:
-            raise InputError(f"the plan needs a {let.gpu_model}; there are {', '.join(profiles)}", field="plan")
+            known = ", ".join(profiles)
+            raise InputError(
+                f"the plan uses a {let.gpu_model}, for which there is no profile, only for {known}", field="plan"
+            )
     top = max((seat.batch for _, _, seat in pairs), default=1)
     seats, lets = np.zeros(len(pairs), kernel.SEAT), np.zeros(len(plan.gpulets), kernel.LET)
     exec_ms = np.full((len(pairs), top + 1), np.inf)

@@ -141,11 +141,11 @@ class MpsMigModel:
         return np.asarray(np.clip(design @ self._regression.T, 0.0, speed_3g[..., None]))
 
     def draw(self, rng: np.random.Generator, model: str, jobs: int, speeds: np.ndarray, geo: Geometry) -> np.ndarray:
-        """Return a random prediction of the speeds by kind of slice of the workload `model`, measured beside `jobs - 1`
-        others. It has errors as the predictor makes them.
+        """Return a prediction of the workload's speeds on each kind of slice of `geo`, drawn at random: with the errors
+        that the predictor makes if it measures the workload under MPS beside `jobs - 1` others.
 
         It is drawn from predictions for mixes outside the predictor's training set. If there are none for this
-        workload, the relative errors of a random other workload are applied to its true `speeds` (by kind of geo).
+        workload, the relative errors of a random other workload are applied to `speeds`, its true speeds.
         """
         pools = self._samples[:, min(max(jobs, 1), 7) - 1]
         if model in self.names and not np.isnan(pools[self.names.index(model)]).all():

@@ -88,7 +88,9 @@ class _Size(Strict):
         if self.of is None and (self.processes > 1 or "fraction" not in self.model_fields_set):
             raise ValueError("needs a fraction of the GPU, or `of` with the partition that it is a part of")
         if self.of is not None and (self.slots or ("fraction" in self.model_fields_set) == (self.processes > 1)):
-            raise ValueError("a part `of` another partition has a fraction of it or a number of processes")
+            raise ValueError(
+                "a part `of` another partition needs either a fraction of it or a number of processes, and no slots"
+            )
         return self
 
 

@@ -2,8 +2,8 @@
 date=.../shard-....jsonl.gz).
 
 A session has turns, a turn has llm_calls: timestamp, model ("Model A" ...), result, tokens {prompt, completion,
-cached}. A session makes its next call when a tool has ended; the recorded times are used. A cancelled call has the
-tokens that it had produced.
+cached}. A session makes its next call when a tool has ended. How long that takes is not simulated: calls arrive at the
+recorded times. A cancelled call has the tokens that it had produced.
 """
 
 from __future__ import annotations
