@@ -73,6 +73,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert rows["cell/100%/4"]["executed_ms"] >= 9.0
     assert Partial(out, run.key).rows == rows
     assert Partial(out, "something else").rows == {}
+    assert Partial(out, run_of(tmp_path / "clock", sizes={"INPUT": (2, 2)}).key).rows == {}, "with other sizes"
 
 
 def test_neighbours_slow_each_other_by_a_factor(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ class ProfileRun:
         used only if they were made with the same settings."""
         sample = None if self.sample is None else str(self.sample)
         found = self.found
-        return json.dumps([self.name, found.path, found.version, self.mechanism, self.seconds, self.gpu, sample])
+        sizes = {name: list(shape) for name, shape in sorted(self.sizes.items())}
+        return json.dumps([self.name, found.path, found.version, self.mechanism, self.seconds, self.gpu, sample, sizes])
 
 
 class OneAtATimeError(InputError):
