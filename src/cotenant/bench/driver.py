@@ -44,7 +44,8 @@ _U = ctypes.c_uint
 
 def driver_library() -> str:
     """Return the CUDA driver library to load: the path in COTENANT_BENCH_LIBRARY, which the harness sets to the real
-    driver for programs without the shim, or else libcuda.so.1. In a tenant the loader finds the shim under this name.
+    driver for programs without the shim, or else the driver's usual name. In a tenant the loader finds the shim under
+    this name.
     """
     return os.environ.get(LIBRARY_VARIABLE, DRIVER)
 
