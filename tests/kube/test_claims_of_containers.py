@@ -170,8 +170,8 @@ def test_each_container_has_the_share_of_its_own_claim_while_it_runs(placed: Pla
     wait_for(lambda: placed.shares() == {"proxy": (0.04, 512), "main": (0.1, None)})
     placed.runs(thing, proxy="running", fetch="running")  # a new sandbox: the init containers run once more
     wait_for(lambda: placed.shares() == {"proxy": (0.04, 512), "fetch": (0.5, 6144)})
-    reasons = {reason for reason, _ in placed.node.api.events(thing)}
-    assert reasons == {"ShareBound"}
+    wait_for(lambda: placed.node.api.events(thing))
+    assert {reason for reason, _ in placed.node.api.events(thing)} == {"ShareBound"}
 
 
 def test_annotations_below_a_claim_limit_it(placed: Placed) -> None:
@@ -278,6 +278,7 @@ def test_a_plugin_that_restarts_while_an_init_container_runs(placed: Placed) -> 
     thing = placed.place(thing, big={"gpu": (20, "")}, small={"gpu": (10, "")})
     placed.runs(thing, fetch="running")
     wait_for(lambda: placed.shares() == {"fetch": (0.2, None)})
+    wait_for(lambda: node.api.events(thing), what="the plugin has told the pod of its share")
     assert node.plugin is not None
     node.plugin.kill()
     node.plugin.wait()
