@@ -182,7 +182,7 @@ def test_concurrency_limits_are_per_service(tmp_path: Path) -> None:
 
 
 def test_a_slow_client_is_cut_off_and_disturbs_nobody(tmp_path: Path) -> None:
-    listen = {"read_timeout": 0.5}
+    listen = {"read_timeout": 5.0}
     services = deployment([{"name": "a", **LONG}], tmp_path, listen=listen)
     with running(services, plan=plan({"a": 8})) as server:
         address = ("127.0.0.1", int(server.http_url.rsplit(":", 1)[1]))

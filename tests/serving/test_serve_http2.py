@@ -146,7 +146,7 @@ def test_calls_that_are_no_grpc_or_end_early(server: Running) -> None:
 
 def test_a_message_that_does_not_come_is_given_up(tmp_path: Path) -> None:
     """Its server is not that of the other tests, whose clients may be as slow as this machine is."""
-    services = deployment([{"name": "a", "slo_ms": 60_000}], tmp_path, listen={"read_timeout": 1.0})
+    services = deployment([{"name": "a", "slo_ms": 60_000}], tmp_path, listen={"read_timeout": 5.0})
     with running(services, plan=plan({"a": 8}), grpc="127.0.0.1:0") as server:
         peer = Peer(server)
         peer.send(frame(HEADERS, 0x4, 1, headers()), frame(DATA, 0, 1, b"\0\0\0\0\x09a"))

@@ -197,7 +197,8 @@ def test_a_reservation_of_the_agent_before_is_counted_by_the_next(
     assert process.stdout is not None
     asked = lambda: {m["bytes"] for m in broker.clients[0].of(MessageType.MEMORY_RESERVE)}  # noqa: E731
     wait_for(lambda: broker.clients and 78 * MIB in asked())
-    broker.close()
+    with broker.lock:  # what it has heard, it has answered
+        broker.close()
     with FakeAgent(broker.path) as heir:
         wait_for(lambda: heir.clients and memory_of(heir.clients[0], MemoryFamily.VMM) == 64 * MIB)
         there.touch()
