@@ -344,7 +344,7 @@ def test_cores_are_pinned_and_no_core_is_given_twice(tmp_path: Path) -> None:
     node = _local(tmp_path, cores=cores[:2])
     show = (PYTHON, "-c", "import os, time; print(sorted(os.sched_getaffinity(0)), flush=True); time.sleep(30)")
     node.exchange(*(node.order(job, show) | {"cpus": 1.0} for job in ("a", "b")))
-    pinned = sorted(_until_log(node, f"{job}.0", "]") for job in ("a", "b"))
+    pinned = sorted(_until_log(node, f"{job}.0", "]\n") for job in ("a", "b"))
     assert pinned == [f"[{core}]\n" for core in cores[:2]]
     for job in ("a", "b"):
         node.exchange({"do": "stop", "attempt": f"{job}.0", "why": "cancel", "grace_s": 0.0})
