@@ -87,7 +87,7 @@ def test_a_daemon_that_is_slow_to_end_holds_up_nobody_but_the_next_one(mps: Mps)
     mps.revoke("a", (REAL,))
     waiting, called = [thread.name for thread in threading.enumerate()], calls(environment)
     os.kill(daemon, signal.SIGCONT)
-    assert ("mps-quit" in waiting, called[2:]) == (True, []), "nobody waits for it here"
+    assert ("mps-quit" in waiting, called[2:]) == (True, []), "no caller waits for it"
     mps.grant(TenantSpec("b"), (REAL,))
     assert calls(environment)[2:] == ["quit -t 5", "ended", f"start {REAL.uuid}", "get_server_list"]
     assert answers(mps)

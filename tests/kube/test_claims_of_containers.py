@@ -291,6 +291,6 @@ def test_a_plugin_that_restarts_while_an_init_container_runs(placed: Placed) -> 
     stays(lambda: not placed.shares(), 1.0)
     node.api.put(f"{CLAIMS}many-big-x7k2p", claim)
     wait_for(lambda: placed.shares() == {"fetch": (0.2, None)})
-    assert {reason for reason, _ in node.api.events(thing)} == {"ShareBound"}, "nobody is told to delete the pod"
+    assert {reason for reason, _ in node.api.events(thing)} == {"ShareBound"}, "no event asks to delete the pod"
     placed.runs(thing, fetch="ended")
     wait_for(lambda: placed.shares() == {"main": (0.1, None)})
