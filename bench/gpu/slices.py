@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from cotenant.agent.config.files import TenantSpec
+from cotenant.bench.colocation import rate_between
 from cotenant.bench.colocation_rig import Rig
 from cotenant.bench.harness import Program
 from cotenant.core.errors import WorkError
@@ -37,7 +38,7 @@ GPU = "soft" if SOFT else os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 MECHANISM = os.environ.get("MECHANISM", "slices")
 WINDOW_S, STEP_S = 2.0, 0.1
 ROW_S = 6.0
-REQUESTS = 400
+REQUESTS = 60 if SOFT else 1500  # of the service, in a row
 PRODUCTS, TRAINING = "mm8192", "train-resnet50:96"
 SPIN_NS = 10_000_000
 SHARES = ((0.5, 0.5), (0.3, 0.7), (0.2, 0.3, 0.5), (0.1, 0.9))
@@ -240,8 +241,8 @@ def _quantiles(latency_ms: list[float]) -> dict[str, float]:
 
 
 def services(card: Card) -> None:
-    """Measure a service with each load and with two loads, relative to the service alone; all rows have the same
-    arrivals."""
+    """Measure a service with each load and with two loads, relative to the service alone, which is measured first and
+    last; rows with the same rate have the same arrivals."""
     ls = card.add("ls", ["cotenant.bench.ls_client", card.backend, "4"], latency_sensitive=True)
     card.load("be", best_effort=True)
     card.spin("bespin", best_effort=True)
@@ -253,11 +254,15 @@ def services(card: Card) -> None:
     def serve(rate: float) -> dict[str, Any]:
         found = ls.ask(f"run {REQUESTS / rate:.2f} {rate:g} 7 0 0", 60)
         raw.append(found["latency_ms"])
-        return _quantiles(found["latency_ms"]) | {"active": found["active_s"] / (REQUESTS / rate)}
+        return _quantiles(found["latency_ms"]) | {
+            "active": round(found["active_s"] / (REQUESTS / rate), 4),
+            "interval_ns": (found["begin_ns"], found["end_ns"]),
+        }
 
     alone = {rate: serve(rate) for rate in (100, 300)}
     card.say(raw, row="service", beside=None, found=alone)
-    kinds = [f"{PRODUCTS}+spin", PRODUCTS, "spin", TRAINING, "mm4096", "mm2048", "add64"]
+    kinds = [PRODUCTS, "spin", TRAINING, "mm4096", "mm2048", "add64", f"{PRODUCTS}+spin", "copy2048",
+             "train-transformer:48"]  # fmt: skip
     for kind in kinds:
         for rate in (100, 300):
             if time.monotonic() > card.until_s:
@@ -267,20 +272,24 @@ def services(card: Card) -> None:
             if "be" in names:
                 card.fill("be", names["be"])
             rates = {name: card.alone(name, what) for name, what in names.items()}
-            length_s = REQUESTS / rate
             for name in names:
-                card.programs[name].tell(f"run {length_s + 1:.2f}")
+                card.programs[name].tell(f"run {REQUESTS / rate + 1:.2f}")
             time.sleep(0.4)
             found = serve(rate)
+            begin_ns, end_ns = found.pop("interval_ns")
             blocks = {name: card.programs[name].answer(60) for name in names}
             kept = sum(
-                b["count"] / ((b["end_ns"] - b["begin_ns"]) / 1e9) / rates[n] for n, b in blocks.items()
-            )  # about one second without the service
+                rate_between(block | {"marks": [mark[:2] for mark in block["marks"]]}, begin_ns, end_ns) / rates[name]
+                for name, block in blocks.items()
+            )
             over = {q: round(found[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
             card.say(raw[-1], row="service", beside=kind, rate=rate, over_ms=over, found=found,
-                     be_over_alone=round(kept, 4),
-                     be_of_left=round(kept / (1 - alone[rate]["active"] * length_s / (length_s + 1)), 4))  # fmt: skip
-    card.drop("be", "bespin", "ls")
+                     be_over_alone=round(kept, 4), be_of_left=round(kept / (1 - alone[rate]["active"]), 4))  # fmt: skip
+    card.drop("be", "bespin")
+    raw.clear()
+    again = {rate: serve(rate) for rate in (100, 300)}
+    card.say(raw, row="service", beside=None, found=again)
+    card.drop("ls")
 
 
 def hostile(card: Card) -> None:
