@@ -1,4 +1,6 @@
-"""A client of streamed answers for models_pair.py, by asyncio's streams alone: `prompt` words to `output` tokens."""
+"""A client of streamed answers for models_pair.py and models_many.py, by asyncio's streams alone: `prompt` words to
+`output` tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from typing import Any
 
 @dataclass
 class Answer:
-    """Times of one request, in seconds of time.monotonic."""
+    """Times of one request, in seconds of time.monotonic. `queued_ms`: how long it waited in the server's queue, if the
+    server says so; `models`: the models that the events of the answer name.
+    """
 
     sent_s: float
     stamps: list[float] = field(default_factory=list)
     whole: bool = False
+    queued_ms: float | None = None
+    models: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -47,8 +53,12 @@ class Client:
                 if line.startswith(b"data: [DONE]"):
                     answer.whole = True
                     return
+                if line.startswith(b"cotenant-queued-ms:"):
+                    answer.queued_ms = float(line.partition(b":")[2])
                 if line.startswith(b"data: {"):
-                    choices = json.loads(line[6:]).get("choices") or [{}]
+                    event = json.loads(line[6:])
+                    answer.models |= {event["model"]} if "model" in event else set()
+                    choices = event.get("choices") or [{}]
                     if choices[0].get("delta", {}).get("content"):
                         answer.stamps.append(time.monotonic())
             self.faults.append(f"{name}: {status.decode().strip()}, after {len(answer.stamps)} tokens")
