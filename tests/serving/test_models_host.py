@@ -114,3 +114,56 @@ def test_a_program_is_known_to_the_keeper_before_the_agent_has_answered(
 
     asyncio.run(play())
     keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "used"),
+    [
+        (None, 1, ["GPU-a"]), ("GPU-b", 1, ["GPU-b"]), ("1, 0", 2, ["GPU-b", "GPU-a"]),
+        ("GPU-b", 2, "CUDA_VISIBLE_DEVICES leaves 1 GPUs, not 2"),
+        ("", 1, "CUDA_VISIBLE_DEVICES is empty"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("own", [False, True])
+def test_models_use_the_gpus_of_cuda_visible_devices(
+    own: bool, visible: str | None, count: int, used: list[str] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent that the server starts also leaves the other GPUs alone."""
+    every = [{"index": i, "uuid": f"GPU-{name}", "memory_bytes": 1 << 30} for i, name in enumerate("ab")]
+    started: list[str] = []
+
+    def answer(host: AgentHost, _: str) -> dict[str, Any]:
+        if own and not started:
+            raise WorkError("no agent runs here")
+        names = started[0].split(",") if own else ["all"]
+        return {"gpus": [g for g in every if names == ["all"] or {g["uuid"], str(g["index"])} & set(names)]}
+
+    async def spawn(command: list[str], log: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:
+        started.append(command[command.index("--gpus") + 1])
+        return await asyncio.create_subprocess_exec("/bin/sleep", "600", start_new_session=True)
+
+    monkeypatch.setattr(AgentHost, "_call_once", answer)
+    monkeypatch.setattr(hosts, "spawn", spawn)
+    monkeypatch.setattr(hosts, "agent_folder", lambda: tmp_path)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=count), (), None, keeper)
+
+    async def play() -> None:
+        try:
+            await host.start()
+        finally:
+            await host.close()
+
+    try:
+        if isinstance(used, str):
+            with pytest.raises(InputError, match=used):
+                asyncio.run(play())
+        else:
+            asyncio.run(play())
+            assert [gpu.uuid for gpu in host.gpus] == used
+    finally:
+        keeper.close()

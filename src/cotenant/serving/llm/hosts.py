@@ -146,8 +146,12 @@ class AgentHost:
             await self._start_own()
             status = await self._in_thread(lambda: self._call_once("status"))
         found, count = status["gpus"], self._wanted.count
+        whose = "the agent has"
+        if names := self._visible():
+            whose = "CUDA_VISIBLE_DEVICES leaves"
+            found = [g for name in names for g in found if name in (g["uuid"], str(g["index"]))]
         if len(found) < count:
-            raise InputError(f"the agent has {len(found)} GPUs, not {count}", field="gpus.count")
+            raise InputError(f"{whose} {len(found)} GPUs, not {count}", field="gpus.count")
         most = self._wanted.memory
         rooms = [GpuRoom(int(g["index"]), g["uuid"], int(g["memory_bytes"])) for g in found[:count]]
         self.gpus = [GpuRoom(g.index, g.uuid, min(most or g.memory_bytes, g.memory_bytes)) for g in rooms]
@@ -159,8 +163,17 @@ class AgentHost:
         await self._run_own()
         self._watch = asyncio.get_running_loop().create_task(self._keep_own())
 
+    def _visible(self) -> list[str]:
+        """Return the UUIDs and indices in CUDA_VISIBLE_DEVICES, in its order. Empty: all GPUs may be used."""
+        text = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if text is None or self._wanted.model == "soft":
+            return []
+        if found := [name.strip() for name in text.split(",") if name.strip()]:
+            return found
+        raise InputError("CUDA_VISIBLE_DEVICES is empty, so no GPU may be used", field="gpus")
+
     async def _run_own(self) -> None:
-        gpus = "soft" if self._wanted.model == "soft" else "all"
+        gpus = "soft" if self._wanted.model == "soft" else ",".join(self._visible() or ["all"])
         command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.agent), "--gpus", gpus]
         log = self.agent / "agent.log"
         self._own = await spawn(command, log, os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
