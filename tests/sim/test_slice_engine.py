@@ -133,3 +133,29 @@ def test_orders_are_few() -> None:
     loads = [Load(f"t{i}", Share(0.2), busy_ns=(3 + i) * MS_NS, pause_ns=MS_NS) for i in range(5)]
     assert len(run(loads, 20).orders) <= 20 * 102  # two orders a turn, ten turns of five tenants each second
     assert len(run([Load("a", Share(0.5)), Load("b", Share(0.5))], 20).orders) <= 10
+
+
+IDLE = Load("idle", Share(0.2), busy_ns=1000, pause_ns=10**12)
+
+
+def test_a_limit_holds_from_the_first_moment_beside_a_tenant_that_is_idle() -> None:
+    """On a card, a tenant limited to 25 % that began beside an idle one had 26.7 % of the first two seconds, and 22.5 %
+    of later ones, because it was first stopped when it had already used its part of a window."""
+    result = run([Load("a", Share(0.25, 0.25), start_ns=4 * SECOND_NS), IDLE])
+    for part in result.windows("a", WINDOW_NS, 4 * SECOND_NS):
+        assert part == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_tenant_that_was_idle_may_not_use_the_limit_of_its_idle_time() -> None:
+    """It works for a second of each four; when its limit was judged over the idle time, too, it had 38 %."""
+    result = run([Load("a", Share(0.25, 0.25), busy_ns=SECOND_NS, pause_ns=3 * SECOND_NS), IDLE], 24)
+    assert max(result.windows("a", WINDOW_NS)) <= 0.26
+
+
+def test_a_limit_is_enforced_soon_after_the_other_tenant_has_stopped() -> None:
+    """The agent reads usage each 50 ms, so the tenant has the GPU for itself for 0.1 s at most: 4 points of a window,
+    and a period of the timetable may begin meanwhile."""
+    loads = [Load("a", Share(0.25, 0.25)), Load("b", Share(0.5), busy_ns=4 * SECOND_NS, pause_ns=20 * SECOND_NS)]
+    parts = run(loads).windows("a", WINDOW_NS)
+    assert max(parts) <= 0.31
+    assert parts[-1] == pytest.approx(0.25, abs=0.01)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cotenant.policy.shares.account import Share
+from cotenant.policy.shares.slice_settings import SliceSettings
 
 
 class Usage(NamedTuple):
@@ -37,6 +38,11 @@ class Had(NamedTuple):
     def part(self) -> float:
         """Return the fraction of the interval for which the tenant used the GPU."""
         return self.usage.busy_ns / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def density(self) -> float:
+        """Return the fraction of the time with enabled channels for which the tenant used the GPU."""
+        return self.usage.busy_ns / self.on_ns if self.on_ns else 0.0
 
 
 @dataclass(eq=False)
@@ -75,6 +81,11 @@ class SliceTenant:
             self._on_ns += now_ns - self._since_ns
         self.on, self._since_ns = on, now_ns
 
+    def wake(self) -> None:
+        """Record that the idle tenant works again, and discard measurements from before: it used nothing meanwhile."""
+        self.idle_steps = 0
+        self.history.clear()
+
     def forget(self, now_ns: int) -> None:
         """Discard the tenant's past measurements; the caller then calls `begin` with the usage so far."""
         self.history.clear()
@@ -95,6 +106,30 @@ class SliceTenant:
         while len(self.history) > 2 and self.history[1][0] <= now_ns - window_ns:
             self.history.popleft()
         return self._since(-2) if len(self.history) > 1 else Had()
+
+    def exceeds(self, total: Usage, span_ns: int) -> bool:
+        """Whether the tenant is never stopped, and has used more since the previous step than its limit allows in
+        `span_ns`. `total`: its usage since it joined."""
+        allowed_ns = self.share.limit * span_ns
+        return self.share.limit < 1.0 <= self.duty and total.busy_ns - self.total.busy_ns > allowed_ns
+
+    def correct_limit(self, step: Had, settings: SliceSettings) -> None:
+        """Correct `duty`, the fraction of each period in which a tenant with a limit is enabled: (limit - correction) /
+        density. The correction is for GPU time above the limit; density: fraction of the enabled time that is used."""
+        limit = self.share.limit
+        if limit >= 1.0:
+            return
+        debt_ns = self.debt_ns + step.usage.busy_ns - limit * step.span_ns
+        self.debt_ns = max(-0.05 * settings.period_ns, min(debt_ns, settings.window_ns / 2))
+        had = self.window()
+        density = max(had.density, step.density)  # in the last step, another tenant may have stopped working
+        if self.duty >= 1.0 and (had.part < limit + 0.002 or self.debt_ns < 0.05 * settings.period_ns):
+            return
+        if density <= 0.01:
+            self.duty = 1.0
+            return
+        wanted = (limit - self.debt_ns / (settings.window_ns / 4)) / min(1.0, density)
+        self.duty = max(limit / 4, min(wanted, 1.0))
 
     def window(self) -> Had:
         """Return the tenant's usage in the last window, or since measuring began if that is less than a window ago."""

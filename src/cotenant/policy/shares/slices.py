@@ -85,17 +85,19 @@ class GpuSlices:
         """Record the tenants' usage since they joined. The tenants' time slices are corrected every `step_ns`."""
         known = {name: total for name, total in usage.items() if name in self.tenants and self.tenants[name].groups}
         woken = [t for t in (self.tenants[name] for name in known) if not t.competes and known[t.name] != t.total]
+        for tenant in woken:
+            tenant.wake()
         for name, total in known.items():
             self.tenants[name].begin(total, now_ns)
-        for tenant in woken:
-            tenant.idle_steps = 0
         if woken:
+            self._limit_lone()
             self._probe(now_ns)
             return self._apply(now_ns)
-        if now_ns < self._next_step_ns:
+        step_ns = self.settings.step_ns
+        exceeding = any(self.tenants[name].exceeds(total, step_ns) for name, total in known.items())
+        if now_ns < self._next_step_ns and not exceeding:
             return self._switch(now_ns)
         # correction steps begin together with periods of the timetable, because a limit is judged over whole periods
-        step_ns = self.settings.step_ns
         self._next_step_ns = ((now_ns + step_ns // 2) // step_ns + 1) * step_ns
         self._probing = False
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
@@ -258,11 +260,17 @@ class GpuSlices:
         self.hogged = False
         self._turns_again = 0
         self._probe(now_ns)
-        lone = len(self.present()) == 1
         for tenant in self.tenants.values():
             tenant.forget(now_ns)
-            tenant.duty = tenant.share.limit if lone else 1.0
+            tenant.duty = 1.0
+        self._limit_lone()
         return self._apply(now_ns)
+
+    def _limit_lone(self) -> None:
+        """Limit the only tenant that competes from its first moment: no other tenant takes a part of the time."""
+        competing = [t for t in self.present() if t.competes]
+        if len(competing) == 1:
+            competing[0].duty = min(competing[0].duty, competing[0].share.limit)
 
     # -- corrections -----------------------------------------------------------------------------------------------
 
@@ -284,7 +292,7 @@ class GpuSlices:
 
     def _correct(self, steps: Mapping[str, Had], now_ns: int) -> None:
         for name, step in steps.items():
-            self._correct_limit(self.tenants[name], step)
+            self.tenants[name].correct_limit(step, self.settings)
         here = [self.tenants[name] for name in steps if self.tenants[name].competes]
         if len(here) < 2:
             return
@@ -322,24 +330,6 @@ class GpuSlices:
             return any(t.window().part > shares[t.name] - 0.02 for t in first)
         over = any(t.window().part > shares[t.name] for t in first)
         return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
-
-    def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
-        """Correct `duty`, the fraction of each period in which a tenant with a limit is enabled: (limit - correction) /
-        density. The correction is for GPU time above the limit; density: fraction of the enabled time that is used."""
-        limit, settings = tenant.share.limit, self.settings
-        if limit >= 1.0:
-            return
-        debt_ns = tenant.debt_ns + step.usage.busy_ns - limit * step.span_ns
-        tenant.debt_ns = max(-0.05 * settings.period_ns, min(debt_ns, settings.window_ns / 2))
-        had = tenant.window()
-        density = had.usage.busy_ns / had.on_ns if had.on_ns else 0.0
-        if tenant.duty >= 1.0 and (had.part < limit + 0.002 or tenant.debt_ns < 0.05 * settings.period_ns):
-            return
-        if density <= 0.01:
-            tenant.duty = 1.0
-            return
-        wanted = (limit - tenant.debt_ns / (settings.window_ns / 4)) / min(1.0, density)
-        tenant.duty = max(limit / 4, min(wanted, 1.0))
 
     def _correct_busy(self, busy: list[SliceTenant], shares: Mapping[str, float]) -> None:
         """Correct the time slices of tenants that always have work: a tenant that got more than its share gets a
