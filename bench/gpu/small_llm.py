@@ -257,14 +257,16 @@ async def answer(engine: Engine, reader: asyncio.StreamReader, writer: asyncio.S
         lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
         body = await reader.readexactly(int(lines.get(b"content-length", b"0")))
         if head.startswith(b"GET"):
-            text = json.dumps({"object": "list", "data": [{"id": engine.name}], "busy_s": engine.busy_s})
+            row = {"id": engine.name, "max_model_len": engine.model.shape.length}
+            text = json.dumps({"object": "list", "data": [row], "busy_s": engine.busy_s})
             writer.write(f"{kind}application/json\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode())
             continue
         given: dict[str, Any] = json.loads(body)
         words = given["messages"][-1]["content"].split()
         shape = engine.model.shape
-        prompt = [zlib.crc32(word.encode()) % shape.vocabulary for word in words[: shape.length - 64]]
-        most = min(int(given.get("max_tokens", 16)), shape.length - len(prompt))
+        most = int(given.get("max_tokens", 16))
+        prompt = [zlib.crc32(word.encode()) % shape.vocabulary for word in words[: shape.length - min(most, 64)]]
+        most = min(most, shape.length - len(prompt))
         writer.write(f"{kind}text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         asked = Asked(prompt, most, writer, asyncio.Event())
         engine.add(asked)

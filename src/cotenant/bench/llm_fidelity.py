@@ -1,5 +1,6 @@
 """Measures the accuracy of the LLM simulator: percentiles of TTFT and TPOT of the same requests, simulated and sent in
-real time to a timed engine. That is a server whose steps take the times of a profile and which runs no model."""
+real time to an engine: a given one, or a timed engine, a server whose steps take the times of a profile and which runs
+no model."""
 
 from __future__ import annotations
 
@@ -10,22 +11,36 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.core.metrics.tokens import PERCENTILES, Target
-from cotenant.loadgen.llm_profiling import Profiling, measure
+from cotenant.loadgen.llm_profiling import Profiling, limits, measure
 from cotenant.loadgen.openai import OpenAiTest, run_openai
 from cotenant.loadgen.target import parse_target
 from cotenant.policy.residency import ModelFacts
-from cotenant.profiles.llm.files import add_row
-from cotenant.profiles.llm.profile import LlmProfile
+from cotenant.profiles.llm.files import add_row, find_profile, residual_of
+from cotenant.profiles.llm.profile import LlmProfile, parse_size
 from cotenant.sim.llm.engine import LlmSetup, SimModel, longest, simulate
 from cotenant.workloads.llm.trace import TokenTrace
 
 KEYS = ("ttft_ms", "tpot_ms")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running engine. `profile`: its measured profile, with the model's name at the engine; `residual`: the largest
+    relative error of the profile's fit, None if unknown; `timed`: whether it is a timed engine, whose answers can be
+    checked.
+    """
+
+    url: str
+    profile: LlmProfile
+    residual: float | None
+    endpoint: str = "completions"
+    timed: bool = False
 
 
 @contextlib.contextmanager
@@ -47,6 +62,33 @@ def timed_engine(profile: LlmProfile) -> Iterator[str]:
                 process.wait()
 
 
+@contextlib.contextmanager
+def own_engine(
+    profile: LlmProfile, rounds: int, endpoint: str, seed: int, say: Callable[[str], None]
+) -> Iterator[Engine]:
+    """Start a timed engine with the times of `profile`, and measure these times through its API."""
+    with timed_engine(profile) as url:
+        say(f"measuring the engine at {url}")
+        target = parse_target(url)
+        work = Profiling(
+            target, profile.name, profile.max_context, profile.kv_tokens, rounds, endpoint, seed, profile.max_sequences
+        )
+        fit = measure(work)
+        yield Engine(url, replace(profile, times=fit.times), fit.worst, endpoint, timed=True)
+
+
+def given_engine(url: str, model: str, spec: str, endpoint: str) -> Engine:
+    """Return an engine that someone else runs. `spec`: the file that `cotenant profile llm` wrote for it. InputError if
+    it is not a file with such a profile, WorkError if the engine does not answer or has no such model.
+    """
+    if parse_size(spec) is not None and not Path(spec).exists():
+        raise InputError(f"{spec} is a size; run `cotenant profile llm` on the engine first, and give its file",
+                         field="profile")  # fmt: skip
+    profile = replace(find_profile(spec, model), name=model)
+    limits(parse_target(url), model)
+    return Engine(url, profile, residual_of(spec, model), endpoint)
+
+
 def simulated(profile: LlmProfile, trace: TokenTrace) -> dict[str, Any]:
     """Return simulated figures of the trace, with the model alone on a GPU."""
     model = SimModel(ModelFacts(profile.name, 1 << 30), profile, Target(profile.name))
@@ -54,9 +96,13 @@ def simulated(profile: LlmProfile, trace: TokenTrace) -> dict[str, Any]:
     return found
 
 
-def live(url: str, name: str, trace: TokenTrace, seed: int) -> dict[str, Any]:
-    """Send the trace to a timed engine; returns the figures. WorkError if a response is missing or wrong."""
-    test = OpenAiTest(parse_target(url), trace, (Target(name),), check=True, seed=seed)
+def live(engine: Engine, trace: TokenTrace, seed: int) -> dict[str, Any]:
+    """Send the trace to the engine; returns the figures. WorkError if a response is missing, or a timed engine's is
+    wrong."""
+    test = OpenAiTest(
+        parse_target(engine.url), trace, (Target(engine.profile.name),), engine.endpoint, {"ignore_eos": True},
+        check=engine.timed, seed=seed,
+    )  # fmt: skip
     found = run_openai(test).summary()
     if found["failures"]:
         raise WorkError(f"requests failed: {found['failures']}")
@@ -65,33 +111,36 @@ def live(url: str, name: str, trace: TokenTrace, seed: int) -> dict[str, Any]:
 
 
 def compare(
-    profile: LlmProfile, traces: Sequence[tuple[str, TokenTrace]], rounds: int, seed: int, say: Callable[[str], None]
+    engine: Engine, traces: Sequence[tuple[str, TokenTrace]], seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Start a timed engine with the times of `profile`, and measure these times through its API. Then send each trace
-    to the engine, and simulate the trace with the measured times. Returns a row per trace: live and simulated
-    percentiles, and their ratio live / simulated."""
+    """Send each trace to the engine, and simulate the trace with the engine's profile. Requests longer than the model's
+    context are left out. Returns a row per trace: live and simulated percentiles, and their ratio live / simulated.
+    InputError if a trace has no request that fits.
+    """
     rows: list[dict[str, Any]] = []
-    with timed_engine(profile) as url:
-        say(f"measuring the engine at {url}")
-        work = Profiling(parse_target(url), profile.name, profile.max_context, profile.kv_tokens, rounds, seed=seed)
-        fit = measure(work)
-        found = replace(profile, times=fit.times)
-        for name, trace in traces:
-            fitting = trace.fitting(longest([SimModel(ModelFacts(profile.name, 1), found, Target(profile.name))]))
-            say(f"{name}: {len(fitting):,} requests, {fitting.span_s:.0f} s")
-            virtual, real = simulated(found, fitting), live(url, profile.name, fitting, seed)
-            ratios = {
-                key: {f"p{p}": real[key][f"p{p}"] / virtual[key][f"p{p}"] for p in PERCENTILES}
-                for key in KEYS if virtual[key] and real[key]
-            }  # fmt: skip
-            rows.append({
-                "load": name, "requests": len(fitting), "simulated": {k: virtual[k] for k in KEYS},
-                "live": {k: real[k] for k in (*KEYS, "lateness_ms")}, "live_over_simulated": ratios,
-            })  # fmt: skip
+    profile = engine.profile
+    most = longest([SimModel(ModelFacts(profile.name, 1), profile, Target(profile.name))])
+    for name, trace in traces:
+        fitting = trace.fitting(most)
+        left_out = len(trace) - len(fitting)
+        if not len(fitting):
+            raise InputError(f"no request of {name} fits into the {most[0]:,} tokens of the model's context",
+                             field="prompt")  # fmt: skip
+        also = f", {left_out:,} longer than the model's context" if left_out else ""
+        say(f"{name}: {len(fitting):,} requests, {fitting.span_s:.0f} s{also}")
+        virtual, real = simulated(profile, fitting), live(engine, fitting, seed)
+        ratios = {
+            key: {f"p{p}": real[key][f"p{p}"] / virtual[key][f"p{p}"] for p in PERCENTILES}
+            for key in KEYS if virtual[key] and real[key]
+        }  # fmt: skip
+        rows.append({
+            "load": name, "requests": len(fitting), "left_out": left_out, "simulated": {k: virtual[k] for k in KEYS},
+            "live": {k: real[k] for k in (*KEYS, "lateness_ms")}, "live_over_simulated": ratios,
+        })  # fmt: skip
     worst = max(abs(r - 1) for row in rows for ratio in row["live_over_simulated"].values() for r in ratio.values())
-    measured = {k: v * 1e3 for k, v in vars(fit.times).items()}
-    return {"gpu": profile.gpu, "seed": seed, "profile_ms": measured, "worst_residual": fit.worst, "rows": rows,
-            "worst_deviation": worst}  # fmt: skip
+    measured = {k: v * 1e3 for k, v in vars(profile.times).items()}
+    return {"gpu": profile.gpu, "url": None if engine.timed else engine.url, "seed": seed, "profile_ms": measured,
+            "worst_residual": engine.residual, "rows": rows, "worst_deviation": worst}  # fmt: skip
 
 
 def table(result: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""`cotenant bench llm`: compares simulated TTFT and TPOT with those of a timed engine, a server whose steps take the
-times of a profile and which runs no model."""
+"""`cotenant bench llm`: compares simulated TTFT and TPOT with those of an engine: a given one, or a timed engine, a
+server whose steps take the times of a profile and which runs no model."""
 
 from __future__ import annotations
 
@@ -17,35 +17,60 @@ def llm(
         str | None, typer.Option(help="FORMAT:PATH: replay this trace as one more load, for --duration.")
     ] = None,
     duration: Annotated[str, typer.Option(help="Duration of each load.")] = "60s",
-    rounds: Annotated[int, typer.Option(min=2, help="Repetitions of each point when the engine is profiled.")] = 3,
+    url: Annotated[
+        str | None, typer.Option(help="http://HOST:PORT of a running engine to measure, not a timed one. With --model.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the model at the engine of --url.")] = None,
+    endpoint: Annotated[str, typer.Option(help="API to use: completions or chat.")] = "completions",
+    rounds: Annotated[int, typer.Option(min=2, help="Repetitions of each point of a timed engine's profile.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare simulated TTFT and TPOT with measured ones. The measured server is a timed engine: its steps take the
-    times of --profile, and it runs no model. It is profiled through its API and gets requests in real time; the same
-    requests are simulated with the measured profile.
+    """Compare simulated TTFT and TPOT with measured ones. Without --url, the measured server is a timed engine: its
+    steps take the times of --profile, and it runs no model. It is profiled through its API and gets requests in real
+    time; the same requests are simulated with the measured profile. With --url, the server is that engine, and
+    --profile the file that `cotenant profile llm` wrote for it.
     """
+    import contextlib
     import sys
 
-    from cotenant.bench.llm_fidelity import compare, dump, table
     from cotenant.core.errors import InputError
+    from cotenant.core.extras import require
     from cotenant.core.units import parse_seconds
+
+    require("serve", "numpy", "httptools", "orjson")
+    from cotenant.bench.llm_fidelity import Engine, compare, dump, given_engine, own_engine, table
+    from cotenant.loadgen.openai import PATHS
     from cotenant.profiles.llm.files import find_profile
     from cotenant.workloads.llm.drawn import draw_trace
     from cotenant.workloads.llm.registry import read_tokens
     from cotenant.workloads.llm.trace import TokenOptions
 
     length_s = parse_seconds(duration, field="duration")
-    found = find_profile(profile, "timed")
+    if endpoint not in PATHS:
+        raise InputError(f"{endpoint!r} is not {' or '.join(PATHS)}", field="endpoint")
+    if (url is None) != (model is None):
+        raise InputError("give both --url and --model, or neither", field="model" if model is None else "url")
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    running: contextlib.AbstractContextManager[Engine]
+    if url is not None and model is not None:
+        name, running = model, contextlib.nullcontext(given_engine(url, model, profile, endpoint))
+    else:
+        found = find_profile(profile, "timed")
+        name, running = found.name, own_engine(found, rounds, endpoint, seed, say)
     loads = []
     for text in rates.split(","):
         try:
             rate = float(text)
         except ValueError:
             raise InputError(f"{text!r} is not a rate in requests per second", field="rates") from None
-        loads.append((f"{rate:g}/s", draw_trace([found.name], [rate], prompt, output, length_s, seed=seed)))
+        loads.append((f"{rate:g}/s", draw_trace([name], [rate], prompt, output, length_s, seed=seed)))
     if trace is not None:
-        read = read_tokens(trace, TokenOptions(0.0, length_s, seed)).onto([found.name], seed)
+        read = read_tokens(trace, TokenOptions(0.0, length_s, seed)).onto([name], seed)
         loads.append((trace.partition(":")[0], read))
-    result = compare(found, loads, rounds, seed, lambda line: print(line, file=sys.stderr, flush=True))
+    with running as engine:
+        result = compare(engine, loads, seed, say)
     print(dump(result) if as_json else table(result))

@@ -50,7 +50,7 @@ def llm(
         raise InputError(f"{endpoint!r} is not {' or '.join(PATHS)}", field="endpoint")
     target = parse_target(url)
     most = limits(target, model) or 8192
-    work = Profiling(target, model, most, kv_tokens, rounds, endpoint, seed)
+    work = Profiling(target, model, most, kv_tokens, rounds, endpoint, seed, max_sequences)
     with jobs_progress(f"profiling {model}", len(work.cells()) * (rounds + 1)) as tick:
         found = measure(work, tick)
     profile = LlmProfile(model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu)

@@ -38,7 +38,7 @@ class Cell:
 @dataclass(frozen=True)
 class Profiling:
     """Settings of the measurement of an engine. `most_tokens`: the engine's limit for one request; `kv_tokens`: limit
-    for all requests that are sent at once.
+    for all requests that are sent at once; `max_sequences`: the engine's limit for the requests of a step.
     """
 
     target: Target
@@ -48,11 +48,13 @@ class Profiling:
     rounds: int = 5
     endpoint: str = "completions"
     seed: int = 0
+    max_sequences: int = max(BATCHES)
 
     def cells(self) -> list[Cell]:
         """Return all cells (combinations of batch and prompt length) that the engine can run."""
         found = [Cell(p, 1, False) for p in PROMPTS if p + 1 <= self.most_tokens]
-        for batch in BATCHES:
+        # with more requests than a step has, some would wait, and the others' steps would count as larger ones
+        for batch in (b for b in BATCHES if b <= self.max_sequences):
             for prompt in CONTEXTS:
                 if prompt + TOKENS <= self.most_tokens and batch * (prompt + TOKENS) <= self.kv_tokens:
                     found.append(Cell(prompt, batch, True))

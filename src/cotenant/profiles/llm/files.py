@@ -111,3 +111,12 @@ def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> Llm
     if name not in rows and len(rows) > 1:
         raise InputError(f"has no model {name!r}; it has {', '.join(rows)}", file=spec)
     return rows.get(name) or next(iter(rows.values()))
+
+
+def residual_of(path: str | Path, name: str) -> float | None:
+    """Return the largest relative error of the fit of a model's measured profile; None if the file does not have it.
+    The row is that of `find_profile`."""
+    rows: dict[str, Any] = read_json(path)["models"]
+    row = rows.get(name) or next(iter(rows.values()))
+    found = row.get("measured", {}).get("worst_residual")
+    return float(found) if isinstance(found, (int, float)) else None

@@ -1,0 +1,70 @@
+"""`cotenant bench llm --url`: the simulator against an engine that somebody else runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command import command, cotenant
+
+from cotenant.profiles.llm.files import add_row
+from cotenant.profiles.llm.profile import LlmProfile, StepTimes
+
+TIMES = StepTimes(2e-3, 1e-5, 0, 2e-3, 1e-4, 1e-7)
+REAL = LlmProfile("chat", TIMES, kv_tokens=4000, max_sequences=4, max_context=300)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[str]:
+    add_row(tmp_path / "real.json", REAL)
+    asked = command("timed-llm", "--model", "chat", "--port", "0", "--profile", tmp_path / "real.json")
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1]
+        process.send_signal(signal.SIGTERM)
+
+
+def test_a_given_engine_is_compared_with_its_profile(engine: str, tmp_path: Path) -> None:
+    profile = tmp_path / "llm.json"
+    cotenant("profile", "llm", engine, "--model", "chat", "--rounds", 2, "--max-sequences", 4, "--out", profile)
+    row = json.loads(profile.read_text())["models"]["chat"]
+    assert {point.get("sequences") for point in row["measured"]["points"]} == {None, 1, 2, 4}
+    done = cotenant(
+        "bench", "llm", "--url", engine, "--model", "chat", "--profile", profile, "--endpoint", "chat",
+        "--rates", "20,40", "--prompt", "50-400", "--output", "2-8", "--duration", "1s", "--json",
+    )  # fmt: skip
+    found = json.loads(done.out)
+    assert (found["url"], found["worst_residual"]) == (engine, row["measured"]["worst_residual"])
+    assert found["profile_ms"]["per_token"] == pytest.approx(row["prefill_ms"]["per_token"])
+    assert [x["load"] for x in found["rows"]] == ["20/s", "40/s"]
+    for each in found["rows"]:
+        assert min(each["requests"], each["left_out"]) > 0
+        assert set(each["live_over_simulated"]) == {"ttft_ms", "tpot_ms"}
+    assert math.isfinite(found["worst_deviation"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--url", "http://127.0.0.1:9"], "give both --url and --model, or neither"),
+        (["--model", "chat"], "give both --url and --model, or neither"),
+        (["--url", "http://127.0.0.1:9", "--model", "chat"], "run `cotenant profile llm` on the engine first"),
+        (["--endpoint", "other"], "'other' is not chat or completions"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: list[str], said: str) -> None:
+    done = cotenant("bench", "llm", *options)
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
+def test_all_requests_may_be_too_long(engine: str, tmp_path: Path) -> None:
+    asked = ["--url", engine, "--model", "chat", "--profile", tmp_path / "real.json", "--rates", "5"]
+    done = cotenant("bench", "llm", *asked, "--prompt", "400", "--duration", "1s")
+    assert (done.code, "no request of 5/s fits into the 300 tokens" in done.err) == (2, True), done.err
+    done = cotenant("bench", "llm", *asked[:2], "--model", "code", *asked[4:])
+    assert (done.code, "has no model 'code'; it has chat" in done.err) == (1, True), done.err
