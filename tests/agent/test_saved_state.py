@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_harness import AgentProcess
+from fake_shim import FakeShim, register
+from waiting import wait_for
 
+from cotenant.abi.protocol import MessageType
 from cotenant.agent.lifecycle.state import load
+from cotenant.core.errors import TakenNameError
 
 
 @pytest.mark.parametrize(
@@ -30,3 +40,64 @@ def test_a_file_that_is_none_counts_as_none(tmp_path: Path) -> None:
         file.write_text(text)
         assert load(file) == []
     assert load(tmp_path / "nowhere") == []
+
+
+@contextlib.contextmanager
+def program(token: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a tenant's token in its environment, which has not used the GPU yet."""
+    with subprocess.Popen(["sleep", "600"], env=os.environ | {"COTENANT_TOKEN": token}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_registered_tenant_is_known_to_the_next_agent(agent: AgentProcess) -> None:
+    """The agent is killed as soon as it has answered: the launcher starts the program and cannot report it any more."""
+    with agent.client() as launcher:
+        token = register(launcher, "a")["token"]
+        agent.kill()
+        with program(token) as process:
+            agent.start()
+            shim = FakeShim(agent.folder, token)
+            assert shim.answer["type"] == MessageType.HELLO_REPLY
+            shim.close()
+            wait_for(lambda: agent.tenant("a")["state"] != "starting", what="the program is found by its token")
+            process.kill()
+            process.wait()
+            wait_for(lambda: not agent.call("list")["tenants"], what="with its program the tenant goes")
+
+
+def test_a_tenant_whose_launcher_has_ended_too_is_not_taken_over(agent: AgentProcess) -> None:
+    script = "import sys; from pathlib import Path; from cotenant.agent.ipc.client import ControlClient\n"
+    script += "ControlClient(Path(sys.argv[1])).call('register', tenant={'name': 'a'}); print(flush=True); input()"
+    arguments = [sys.executable, "-c", script, str(agent.folder)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        agent.kill()
+        agent.start()
+        assert agent.tenant("a")["state"] == "starting"
+        launcher.kill()
+        wait_for(lambda: not agent.call("list")["tenants"])
+
+
+def test_a_launcher_that_got_no_answer_registers_again(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        lost = register(launcher, "a")["token"]
+        agent.kill()
+    agent.start()
+    with agent.client() as launcher:
+        assert register(launcher, "a")["token"] != lost
+        with pytest.raises(TakenNameError):
+            register(launcher, "a")
+
+
+def test_a_changed_share_is_known_to_the_next_agent(agent: AgentProcess) -> None:
+    with agent.client() as launcher, program(register(launcher, "a")["token"]) as process:
+        launcher.call("started", name="a", pid=process.pid)
+        agent.call("set", name="a", limit=0.25, priority=3)
+        agent.kill()
+        agent.start()
+        row = agent.tenant("a")
+        assert (row["limit"], row["priority"], row["state"]) == (0.25, 3, "no GPU yet")

@@ -326,7 +326,7 @@ class Agent:
         )
         memory = MemoryOrders(self.parking, self.parked, self.residency, self.residents, registry, self.broker)
         table = operations.table() | memory.table() | owned.table()
-        self.control = ControlServer(self.folder / CONTROL_SOCKET, table, operations.launcher_gone)
+        self.control = ControlServer(self.folder / CONTROL_SOCKET, table, operations.launcher_gone, self.state.settle)
         self.live = LivePage(rows, registry, history, self.server, self.in_force)
 
     def _close_parts(self) -> None:

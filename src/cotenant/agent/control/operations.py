@@ -122,7 +122,7 @@ class Operations:
             self._check_user(caller, existing)
             tenant = existing
         else:
-            if existing is not None:
+            if existing is not None and not self._lives.unanswered(existing, processes.key_of(caller.peer.pid)):
                 raise TakenNameError(
                     f"a tenant named {spec.name} is running; choose another name, or --join to share its budget",
                     field="--name",
@@ -143,9 +143,8 @@ class Operations:
                 )
             timeout_s = None if order.get("timeout_s") is None else _seconds(order, "timeout_s", 0.0)
             tenant = await self._admit(spec, caller)
-            tenant.launching = True
             tenant.timeout_s = timeout_s
-            caller.registered.append(tenant.name)
+            self._launches(caller, tenant)
         # processes that the caller starts from now on belong to the tenant
         if order.get("launches") is True and tenant.owner is None:
             self._lives.starts(tenant, caller.peer.pid)
@@ -189,7 +188,11 @@ class Operations:
                 field="--name",
             )
         # the chosen share must stay until this program has started, even if the tenant's previous program ends before
-        tenant.launching = True
+        self._launches(caller, tenant)
+
+    def _launches(self, caller: Caller, tenant: Tenant) -> None:
+        key = processes.key_of(caller.peer.pid)
+        tenant.launching, tenant.launcher = True, key if key.start_ticks else None
         caller.registered.append(tenant.name)
 
     async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
@@ -224,8 +227,8 @@ class Operations:
         pid = order.get("pid")
         key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
         # the flag stays as it is if the program has joined a tenant that another launcher registered
-        if tenant.name in caller.registered:
-            tenant.launching = False
+        if tenant.name in caller.registered or (tenant.launcher and tenant.launcher.pid == caller.peer.pid):
+            tenant.launching, tenant.launcher = False, None
         if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
             # `stop` will signal this process and its descendants, so the process must belong to the caller
             self._lives.maybe_remove(tenant)
@@ -294,7 +297,7 @@ class Operations:
         for name in caller.registered:
             tenant = self._registry.tenants.get(name)
             if tenant is not None and tenant.launching:
-                tenant.launching = False
+                tenant.launching, tenant.launcher = False, None
                 self._lives.maybe_remove(tenant)
 
     # -- checks ----------------------------------------------------------------------------------------------------

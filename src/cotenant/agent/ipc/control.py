@@ -47,8 +47,18 @@ class Caller:
 class ControlServer:
     """Serves the control socket, a unix stream socket. Its requests are called orders."""
 
-    def __init__(self, path: Path, operations: dict[str, Handler], on_gone: Callable[[Caller], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        operations: dict[str, Handler],
+        on_gone: Callable[[Caller], None],
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`settle` is called before each answer: it saves what the order has changed, so that the agent's next start
+        knows all that has been answered, even if this one is killed.
+        """
         self.path = path
+        self._settle = settle
         self._operations = operations
         self._on_gone = on_gone
         self._server = LineServer(self._admit, self._answer, self._gone, most_bytes=MAX_LINE)
@@ -79,7 +89,9 @@ class ControlServer:
             operation = self._operations.get(order["op"])
             if operation is None:
                 raise InputError(f"unknown operation {order['op']!r}")
-            return encode(await operation(caller, order))
+            answer = await operation(caller, order)
+            self._settle()
+            return encode(answer)
         except Exception as error:
             return encode(failure(error, "agent"))
 

@@ -18,11 +18,14 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.lifecycle.accounts import Accounts
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.processes import ProcessKey
-from cotenant.agent.tenants.orphans import Orphans
+from cotenant.agent.tenants.orphans import Orphans, by_token
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.history import History
 from cotenant.core.errors import InputError
+
+START_WITHIN_S = 30.0
+LOOK_S = 0.25
 
 
 class Lives:
@@ -40,6 +43,7 @@ class Lives:
         self._save = save
         self._orphans = Orphans(registry.tenants, self.maybe_remove, save)
         self._root_fds: dict[str, int] = {}
+        self._awaited: dict[str, asyncio.Task[None]] = {}
 
     def add(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
         """Admit a tenant to its GPUs, and put its share and limits into effect. Raises InputError if the GPUs have no
@@ -113,6 +117,38 @@ class Lives:
         """
         self._orphans.watch(tenant, known=known)
 
+    def await_program(self, tenant: Tenant, launcher: ProcessKey) -> None:
+        """Keep a tenant of the previous agent that was killed before the launcher could report the tenant's program,
+        until the program is found.
+        """
+        tenant.launching, tenant.launcher = True, launcher
+        self._awaited[tenant.name] = asyncio.get_running_loop().create_task(self._await_program(tenant, launcher))
+
+    async def _await_program(self, tenant: Tenant, launcher: ProcessKey) -> None:
+        end, found = time.monotonic() + START_WITHIN_S, frozenset[ProcessKey]()
+        while tenant.launching and not found and not tenant.sessions:
+            if time.monotonic() > end or not processes.alive(launcher):
+                break
+            await asyncio.sleep(LOOK_S)
+            found = (await asyncio.to_thread(by_token, [tenant.token])).get(tenant.token, found)
+        self._awaited.pop(tenant.name, None)
+        if tenant.launching and self._registry.tenants.get(tenant.name) is tenant:
+            tenant.launching = False
+            self._orphans.watch(tenant, known=found)
+
+    def unanswered(self, tenant: Tenant, launcher: ProcessKey) -> bool:
+        """Remove a tenant that its launcher registers again, because the previous agent was killed before it answered.
+        Returns whether it was one.
+        """
+        task = self._awaited.get(tenant.name)
+        if task is None or tenant.launcher != launcher or tenant.sessions or tenant.declared or tenant.owner:
+            return False
+        task.cancel()
+        del self._awaited[tenant.name]
+        tenant.launching = False
+        self.maybe_remove(tenant)
+        return self._registry.tenants.get(tenant.name) is not tenant
+
     def idle(self, tenant: Tenant) -> bool:
         """Return whether a tenant is idle: it has no process that runs or is starting, none left behind by its program,
         and none that is parked.
@@ -160,6 +196,8 @@ class Lives:
     def close(self) -> None:
         """Stop watching tenants whose programs have ended."""
         self._orphans.close()
+        for task in self._awaited.values():
+            task.cancel()
         for fd in self._root_fds.values():
             os.close(fd)
 

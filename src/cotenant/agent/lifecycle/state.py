@@ -37,8 +37,8 @@ class SavedTenant:
         self.timeout_s: float | None = data.get("timeout_s")
         owner = data.get("holder")
         self.owner = Owner(*map(str, owner)) if owner else None
-        root = data.get("root")
-        self.root = ProcessKey(int(root[0]), int(root[1])) if root else None
+        self.root = _key(data.get("root"))
+        self.launcher = _key(data.get("launcher"))
         held = data.get("held")
         self.held = ControlGroup(Path(held[0]), bool(held[1])) if held else None
         self.short_since = {str(uuid): int(ns) for uuid, ns in (data.get("short_since") or {}).items()}
@@ -55,10 +55,21 @@ class SavedTenant:
         """Whether the program that the launcher started still runs."""
         return self.root is not None and alive(self.root)
 
+    @property
+    def starting(self) -> bool:
+        """Whether the tenant's launcher still runs, and has not reported the program that it starts."""
+        return self.launcher is not None and not self.processes and alive(self.launcher)
+
+
+def _key(value: Any) -> ProcessKey | None:
+    return ProcessKey(int(value[0]), int(value[1])) if value else None
+
 
 class StateFile:
     """Writes the state file, which only the agent's user can read, since it contains tokens. If it cannot be written,
     the agent reports that once and continues.
+
+    The file outlives a killed agent. It is not synchronized to the disk, because a power cut also ends every tenant.
     """
 
     def __init__(
@@ -74,11 +85,19 @@ class StateFile:
         self._tenants, self._parked, self._moves, self._closing = tenants, parked, moves, closing
         self._failed = False
         self._timer: asyncio.TimerHandle | None = None
+        # name -> the values of a tenant that were written last, and their text: making the texts of a thousand tenants
+        # would take longer than a registration may
+        self._texts: dict[str, tuple[tuple[object, ...], str]] = {}
 
     def save(self) -> None:
         """Write the state file within SAVE_WITHIN_S, so that several changes need only one write."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SAVE_WITHIN_S, self.save_now)
+
+    def settle(self) -> None:
+        """Write the state file now if changes are not written yet."""
+        if self._timer is not None:
+            self.save_now()
 
     def save_now(self) -> bool:
         """Write the state file now; returns whether that succeeded."""
@@ -95,33 +114,44 @@ class StateFile:
         return not self._failed
 
     def _write(self) -> None:
-        rows = [
-            {
-                "spec": spec_to_dict(tenant.spec) | {"gpus": [g.uuid for g in tenant.gpus]},
-                "token": tenant.token,
-                "uid": tenant.uid,
-                "root": list(tenant.root) if tenant.root else None,
-                "timeout_s": tenant.timeout_s,
-                "declared": tenant.declared,
-                "holder": list(tenant.owner) if tenant.owner else None,
-                "held": [str(tenant.held.path), tenant.held.made] if tenant.held else None,
-                "short_since": tenant.short_since,
-                "moves": asdict(self._moves[name]) if name in self._moves else None,
-                "processes": [*map(list, {session.process for session in tenant.sessions} | tenant.orphans)],
-            }
-            for name, tenant in self._tenants.items()
-        ]
+        self._texts = {name: self._text(tenant) for name, tenant in self._tenants.items()}
+        tenants = ", ".join(text for _, text in self._texts.values())
         temporary = self.path.with_suffix(".new")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
                 closing = [[str(group.path), group.made] for group in self._closing()]
                 parked = self._parked.as_dicts()
-                file.write(json.dumps({"version": 1, "tenants": rows, "parked": parked, "closing": closing}))
+                rest = json.dumps({"parked": parked, "closing": closing})
+                file.write(f'{{"version": 1, "tenants": [{tenants}], {rest[1:]}')
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
         os.replace(temporary, self.path)
+
+    def _text(self, tenant: Tenant) -> tuple[tuple[object, ...], str]:
+        """Return the values of a tenant that are saved, and the row of the state file in which they are."""
+        spec, gpus, held, moves = tenant.spec, tenant.gpus, tenant.held, self._moves.get(tenant.name)
+        processes = {session.process for session in tenant.sessions} | tenant.orphans
+        # all but `spec` and `gpus`, which are never changed in place, are copied
+        small = {
+            "token": tenant.token,
+            "uid": tenant.uid,
+            "root": tenant.root,
+            "launcher": tenant.launcher,
+            "timeout_s": tenant.timeout_s,
+            "declared": tenant.declared,
+            "holder": tenant.owner,
+            "held": (str(held.path), held.made) if held else None,
+            "short_since": dict(tenant.short_since),
+            "moves": asdict(moves) if moves is not None else None,
+            "processes": sorted(processes),
+        }
+        values = (spec, gpus, small)
+        known = self._texts.get(tenant.name)
+        if known is not None and known[0] == values:
+            return known
+        return values, json.dumps({"spec": spec_to_dict(spec) | {"gpus": [g.uuid for g in gpus]}} | small)
 
 
 def load_parked(path: Path) -> list[dict[str, Any]]:

@@ -30,14 +30,15 @@ def take_over(
     checkpoints: Checkpoints,
     limits: MemoryLimits,
 ) -> None:
-    """Admit the previous agent's tenants that still run, are declared in the configuration, or are held for a pod or
-    job. They keep their tokens and GPUs.
+    """Admit the previous agent's tenants that still run or are just being started, are declared in the configuration,
+    or are held for a pod or job. They keep their tokens and GPUs.
     """
     # all of the state file is read before the first tenant is taken over, because the file is then written again
     parked, closing = state.load_parked(file), state.load_closing(file)
     all_saved = state.load(file)
     for saved in all_saved:
-        if not saved.alive and saved.spec.name not in declared and saved.owner is None:
+        lasts = saved.alive or saved.starting or saved.owner is not None
+        if not lasts and saved.spec.name not in declared:
             continue
         try:
             tenant = lives.add(saved.spec, saved.uid, token=saved.token)
@@ -55,6 +56,8 @@ def take_over(
             owners.add(tenant, saved.owner)
         if saved.root_alive and saved.root is not None:
             lives.set_root(tenant, saved.root)
+        elif saved.starting and saved.launcher is not None:
+            lives.await_program(tenant, saved.launcher)
         elif not tenant.declared and saved.owner is None:
             lives.watch_orphans(tenant, saved.processes)
         # a tenant whose program has ended is removed, unless a process of it reconnects within this time

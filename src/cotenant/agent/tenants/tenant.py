@@ -49,6 +49,7 @@ class Tenant:
     group: int | None = None
     orphans: frozenset[ProcessKey] = frozenset()
     launching: bool = False  # a launcher has registered the tenant and has not started its program yet
+    launcher: ProcessKey | None = None  # that launcher
     created_ns: int = 0
     timeout_s: float | None = None
     sessions: list[Session] = field(default_factory=list)
