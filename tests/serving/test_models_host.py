@@ -167,3 +167,51 @@ def test_models_use_the_gpus_of_cuda_visible_devices(
             assert [gpu.uuid for gpu in host.gpus] == used
     finally:
         keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("host_memory", "budget"), [(None, 120 << 30), (200 << 30, 200 << 30), (40 << 30, 120 << 30), (300 << 30, None)]
+)
+def test_an_own_agent_may_reserve_the_host_memory_of_the_file(
+    host_memory: int | None, budget: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it is restarted, while the models' programs already have much of the machine's memory."""
+    available, started = [240 << 30], list[int]()
+    monkeypatch.setattr(hosts, "available_bytes", lambda: available[0])
+    monkeypatch.setattr(hosts, "total_bytes", lambda: 256 << 30)
+    monkeypatch.setattr(hosts, "agent_folder", lambda: tmp_path)
+
+    def answer(host: AgentHost, _: str) -> dict[str, Any]:
+        if not started:
+            raise WorkError("no agent runs here")
+        gpus = [{"index": 0, "uuid": "GPU-a", "memory_bytes": 1 << 30}]
+        return {"gpus": gpus, "swap_memory": {"budget_bytes": started[0]}}
+
+    async def spawn(command: list[str], log: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:
+        started.append(int(command[command.index("--swap-memory") + 1].removesuffix("B")))
+        return await asyncio.create_subprocess_exec("/bin/true", start_new_session=True)
+
+    async def play() -> None:
+        try:
+            await host.start()
+            available[0] = 10 << 30
+            assert host._watch is not None
+            host._watch.cancel()
+            await host._run_own()
+        finally:
+            await host.close()
+
+    monkeypatch.setattr(AgentHost, "_call_once", answer)
+    monkeypatch.setattr(hosts, "spawn", spawn)
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=1), (), None, keeper, host_memory)
+    try:
+        if budget is None:
+            with pytest.raises(InputError, match=r"host_memory: 300\.0 GiB is more than the 256\.0 GiB of this"):
+                asyncio.run(play())
+        else:
+            asyncio.run(play())
+            assert set(started) == {budget}
+            assert len(started) >= 2
+    finally:
+        keeper.close()

@@ -9,11 +9,13 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 from cotenant.agent.daemon import Agent, AgentOptions
 from cotenant.core import logs
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.folders import own_agent_folder
+from cotenant.core.units import parse_memory_or_zero
 
 LOG = logging.getLogger("cotenant.agent")  # under -m, __name__ is "__main__"
 
@@ -38,13 +40,17 @@ def main() -> int:
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--tenant-socket", type=Path)
     parser.add_argument("--http")
+    parser.add_argument("--swap-memory", metavar="SIZE")
     given = parser.parse_args()
     logs.configure()
-    overrides = {"gpus": tuple(given.gpus.split(","))} if given.gpus else {}
-    options = AgentOptions(
-        given.dir, given.config, given.trace, overrides=overrides, tenant_socket=given.tenant_socket, http=given.http
-    )
+    overrides: dict[str, Any] = {"gpus": tuple(given.gpus.split(","))} if given.gpus else {}
     try:
+        if given.swap_memory:
+            overrides["swap_memory_bytes"] = parse_memory_or_zero(given.swap_memory, "--swap-memory")
+        options = AgentOptions(
+            given.dir, given.config, given.trace,
+            overrides=overrides, tenant_socket=given.tenant_socket, http=given.http,
+        )  # fmt: skip
         asyncio.run(serve(options))
     except InputError as error:
         print(f"cotenant agent: {error}", file=sys.stderr)

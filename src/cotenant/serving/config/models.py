@@ -101,7 +101,8 @@ class ModelsFile(BaseModel):
     """Address and limits of the endpoint."""
     host_memory: Memory | None = None
     """Host memory for all evicted models together; by default only the limit of the agent applies, which is its setting
-    `swap_memory`."""
+    `swap_memory`. The agent reserves the memory of each running program, evicted or not. An agent that the server
+    starts may reserve this much, or half of the available memory if that is more."""
     load_timeout: Seconds = Field(default=600.0, gt=0)
     """How long a program may take to start."""
     idle: Seconds = Field(default=10.0, ge=0)

@@ -21,10 +21,12 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.mechanisms.registry import AUTO
 from cotenant.agent.mechanisms.time import Time
+from cotenant.agent.tenants.host_memory import available_bytes, total_bytes
 from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, LostServerError, NothingToDoError, TakenNameError, WorkError
 from cotenant.core.folders import agent_folder
+from cotenant.core.units import format_bytes
 from cotenant.serving.config.models import ModelEntry, ModelGpusEntry
 from cotenant.serving.llm.keeper import Keeper, kill_group
 
@@ -120,8 +122,13 @@ class AgentHost:
     stops it in `close`.
     """
 
-    def __init__(self, wanted: ModelGpusEntry, models: tuple[ModelEntry, ...], folder: Path | None, keeper: Keeper):
+    def __init__(
+        self, wanted: ModelGpusEntry, models: tuple[ModelEntry, ...], folder: Path | None, keeper: Keeper,
+        host_bytes: int | None = None,
+    ) -> None:  # fmt: skip
+        """`host_bytes`: host memory for evicted models; None: as much as the agent allows."""
         self._wanted, self._models, self._keeper = wanted, models, keeper
+        self._host_bytes, self._budget_bytes = host_bytes, 0
         # Memory can be evicted only if the models take turns on the GPU, because it is evicted between two turns.
         # Models take turns with the mechanism `time`, and possibly with `auto`.
         self.moves = wanted.mechanism in (AUTO, Time.name)
@@ -145,6 +152,9 @@ class AgentHost:
                 raise
             await self._start_own()
             status = await self._in_thread(lambda: self._call_once("status"))
+        if self._host_bytes is not None and (most := status["swap_memory"]["budget_bytes"]) < self._host_bytes:
+            budget, wanted = format_bytes(most), format_bytes(self._host_bytes)
+            LOG.warning("the agent has --swap-memory %s, so host_memory: %s cannot all be used", budget, wanted)
         found, count = status["gpus"], self._wanted.count
         whose = "the agent has"
         if names := self._visible():
@@ -152,12 +162,25 @@ class AgentHost:
             found = [g for name in names for g in found if name in (g["uuid"], str(g["index"]))]
         if len(found) < count:
             raise InputError(f"{whose} {len(found)} GPUs, not {count}", field="gpus.count")
-        most = self._wanted.memory
+        limit = self._wanted.memory
         rooms = [GpuRoom(int(g["index"]), g["uuid"], int(g["memory_bytes"])) for g in found[:count]]
-        self.gpus = [GpuRoom(g.index, g.uuid, min(most or g.memory_bytes, g.memory_bytes)) for g in rooms]
+        self.gpus = [GpuRoom(g.index, g.uuid, min(limit or g.memory_bytes, g.memory_bytes)) for g in rooms]
         self._all_fit = count == 1 and sum(m.memory for m in self._models) <= self.gpus[0].memory_bytes
 
+    def _own_budget(self) -> int:
+        """Host memory for the agent that the server starts. Raises InputError if the machine has less than wanted."""
+        total, wanted = total_bytes(), self._host_bytes or 0
+        if total and wanted > total:
+            text = f"{format_bytes(wanted)} is more than the {format_bytes(total)} of this machine"
+            raise InputError(text, field="host_memory")
+        # The agent reserves the memory of all running programs, also of those on the GPU. So a small `host_memory`,
+        # which limits only the evicted ones, must not lower what the agent may reserve.
+        default = available_bytes() // 2
+        return max(wanted, min(default, total) if total else default)
+
     async def _start_own(self) -> None:
+        # determined once, because a restarted agent would count the memory of its tenants' programs as used
+        self._budget_bytes = self._own_budget()
         self._temporary = tempfile.mkdtemp(prefix="cotenant-agent-")
         self.agent = Path(self._temporary)
         await self._run_own()
@@ -175,6 +198,7 @@ class AgentHost:
     async def _run_own(self) -> None:
         gpus = "soft" if self._wanted.model == "soft" else ",".join(self._visible() or ["all"])
         command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.agent), "--gpus", gpus]
+        command += ["--swap-memory", f"{self._budget_bytes}B"]
         log = self.agent / "agent.log"
         self._own = await spawn(command, log, os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
         self._keeper.begin(self._own.pid)

@@ -121,7 +121,7 @@ class ModelServer:
         if self.config.on_cpu:
             assert gpus.memory is not None
             return PlainHost(gpus.memory)
-        return AgentHost(gpus, self.config.models, self.options.agent, keeper)
+        return AgentHost(gpus, self.config.models, self.options.agent, keeper, self.config.raw.host_memory)
 
     async def _listen(self, sockets: list[socket.socket]) -> None:
         place, listeners = await doors.listen(sockets, self._address[0], self.front.protocol, self.tls)
