@@ -227,7 +227,7 @@ class Operations:
         pid = order.get("pid")
         key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
         # the flag stays as it is if the program has joined a tenant that another launcher registered
-        if tenant.name in caller.registered or (tenant.launcher and tenant.launcher.pid == caller.peer.pid):
+        if tenant.name in caller.registered or self._lives.awaits(tenant, processes.key_of(caller.peer.pid)):
             tenant.launching, tenant.launcher = False, None
         if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
             # `stop` will signal this process and its descendants, so the process must belong to the caller

@@ -136,15 +136,17 @@ class Lives:
             tenant.launching = False
             self._orphans.watch(tenant, known=found)
 
+    def awaits(self, tenant: Tenant, launcher: ProcessKey) -> bool:
+        """Whether this is a tenant that the launcher registered at the previous agent, and whose program is awaited."""
+        return tenant.name in self._awaited and tenant.launcher == launcher
+
     def unanswered(self, tenant: Tenant, launcher: ProcessKey) -> bool:
         """Remove a tenant that its launcher registers again, because the previous agent was killed before it answered.
         Returns whether it was one.
         """
-        task = self._awaited.get(tenant.name)
-        if task is None or tenant.launcher != launcher or tenant.sessions or tenant.declared or tenant.owner:
+        if not self.awaits(tenant, launcher) or tenant.sessions or tenant.declared or tenant.owner:
             return False
-        task.cancel()
-        del self._awaited[tenant.name]
+        self._awaited.pop(tenant.name).cancel()
         tenant.launching = False
         self.maybe_remove(tenant)
         return self._registry.tenants.get(tenant.name) is not tenant
