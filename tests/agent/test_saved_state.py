@@ -17,7 +17,7 @@ from fake_shim import FakeShim, register
 from waiting import wait_for
 
 from cotenant.abi.protocol import MessageType
-from cotenant.agent.lifecycle.state import load
+from cotenant.agent.lifecycle.state import load, load_swap_budget
 from cotenant.core.errors import TakenNameError
 
 
@@ -101,3 +101,21 @@ def test_a_changed_share_is_known_to_the_next_agent(agent: AgentProcess) -> None
         agent.start()
         row = agent.tenant("a")
         assert (row["limit"], row["priority"], row["state"]) == (0.25, 3, "no GPU yet")
+
+
+def test_the_next_agent_has_as_much_host_memory_for_the_same_tenants(agent: AgentProcess) -> None:
+    """Half of the available memory may be less by now, since the tenants' programs use memory: it would not do for
+    them."""
+    with agent.client() as launcher:
+        half = agent.call("status")["swap_memory"]["budget_bytes"]
+        answer = register(launcher, "a", memory_bytes=half // 4, oversubscribe="swap")
+        with program(answer["token"]) as process:
+            launcher.call("started", name="a", pid=process.pid)
+            agent.kill()
+            agent.start()
+            assert agent.call("status")["swap_memory"]["budget_bytes"] == half
+            agent.kill()
+            assert load_swap_budget(agent.folder / "state.json") == half
+            process.kill()
+            process.wait()
+            assert load_swap_budget(agent.folder / "state.json") is None, "nobody needs it any more"

@@ -36,7 +36,7 @@ from cotenant.agent.lifecycle.accounts import Accounts
 from cotenant.agent.lifecycle.lasting import lasting
 from cotenant.agent.lifecycle.lives import Lives
 from cotenant.agent.lifecycle.reconfigure import Reconfigure
-from cotenant.agent.lifecycle.state import StateFile, load
+from cotenant.agent.lifecycle.state import StateFile, load, load_swap_budget
 from cotenant.agent.lifecycle.takeover import take_over
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
@@ -109,7 +109,7 @@ class Agent:
         self.gpus = within(config.gpu_memory_bytes, options.gpus or discover(config.gpus))
         self.mechanisms = mechanisms.make(self.folder, Use.TENANT, self.gpus)
         self.parked = ParkedTable()
-        self.host = host_memory(config.swap_memory_bytes)
+        self.host = host_memory(config.swap_memory_bytes, load_swap_budget(self.folder / "state.json"))
         # hardware time slices can enforce only the default discipline, so tenants use them only under that one
         by_request = config.quota.discipline == QuotaSettings.discipline
         self.registry = Registry(self.gpus, self.mechanisms, self.host, self.parked, slices_first=by_request)
@@ -117,8 +117,8 @@ class Agent:
         for gpu in self.gpus:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
         self.residents = Residents(self.registry, self.ledger, self.parked, self.in_force)
-        path, counts = self.folder / "state.json", self.residents.counts
-        self.state = StateFile(path, self.registry.tenants, self.parked, counts, lambda: self.limits.closing())
+        path, tenants, counts = self.folder / "state.json", self.registry.tenants, self.residents.counts
+        self.state = StateFile(path, tenants, self.parked, counts, self.host, lambda: self.limits.closing())
         self.started_ns = time.monotonic_ns()
         self._stop = asyncio.Event()
 

@@ -17,6 +17,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.swap_orders import MoveCount
 from cotenant.agent.processes import ProcessKey, alive
+from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
 from cotenant.agent.tenants.tenant import ControlGroup, Tenant
@@ -78,11 +79,13 @@ class StateFile:
         tenants: Mapping[str, Tenant],
         parked: ParkedTable,
         moves: Mapping[str, MoveCount],
+        host: HostMemory,
         closing: Callable[[], Iterable[ControlGroup]],
     ) -> None:
         """`closing` returns the control groups of ended tenants with a memory limit that is still set."""
         self.path = path
         self._tenants, self._parked, self._moves, self._closing = tenants, parked, moves, closing
+        self._host = host
         self._failed = False
         self._timer: asyncio.TimerHandle | None = None
         # name -> the values of a tenant that were written last, and their text: making the texts of a thousand tenants
@@ -122,7 +125,8 @@ class StateFile:
             with os.fdopen(descriptor, "w") as file:
                 closing = [[str(group.path), group.made] for group in self._closing()]
                 parked = self._parked.as_dicts()
-                rest = json.dumps({"parked": parked, "closing": closing})
+                budget = self._host.budget_bytes
+                rest = json.dumps({"parked": parked, "closing": closing, "swap_budget": budget})
                 file.write(f'{{"version": 1, "tenants": [{tenants}], {rest[1:]}')
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -171,6 +175,15 @@ def load_closing(path: Path) -> list[ControlGroup]:
         return [ControlGroup(Path(name), bool(made)) for name, made in json.loads(path.read_text())["closing"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
+
+
+def load_swap_budget(path: Path) -> int | None:
+    """The previous agent's budget of host memory in bytes, if a tenant of it still runs; otherwise None."""
+    try:
+        budget = int(json.loads(path.read_text())["swap_budget"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return budget if any(saved.alive or saved.starting for saved in load(path)) else None
 
 
 def load(path: Path) -> list[SavedTenant]:

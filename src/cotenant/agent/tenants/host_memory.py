@@ -35,12 +35,14 @@ def total_bytes() -> int:
     return min(totals, default=0)
 
 
-def host_memory(budget_bytes: int | None) -> HostMemory:
-    """The node's host memory for evicted GPU memory. Without a budget it is half of the memory available now. Raises
-    InputError if the budget exceeds the machine's memory, since the out-of-memory killer would end programs.
+def host_memory(budget_bytes: int | None, before_bytes: int | None = None) -> HostMemory:
+    """The node's host memory for evicted GPU memory. Without a budget it is that of the previous agent (`before_bytes`)
+    if tenants of it still run, since the memory of their programs is not available now, else half of the memory
+    available now. Raises InputError if the budget exceeds the machine's memory, since the out-of-memory killer would
+    end programs.
     """
     if budget_bytes is None:
-        return HostMemory(available_bytes() // 2)
+        return HostMemory(available_bytes() // 2 if before_bytes is None else before_bytes)
     total = total_bytes()
     if total and budget_bytes > total:
         raise InputError(
