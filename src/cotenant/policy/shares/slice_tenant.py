@@ -22,6 +22,9 @@ class Usage(NamedTuple):
     yields: int = 0
 
 
+# Fraction of a window by which a tenant may exceed its limit before it is stopped for a part of each period. While
+# tenants share the GPU, their slices or turns keep them near their limits, and each stop would cost a part of a share.
+UNSTOPPED = 0.0075
 IDLE_STEPS = 5  # a tenant is idle after this many correction steps in which it used no GPU time
 
 
@@ -57,7 +60,7 @@ class SliceTenant:
     on: bool = True
     # factor on the tenant's time slice, by which measured deviations from its share are corrected
     correction: float = 1.0
-    duty: float = 1.0  # fraction of each period of the timetable in which the tenant may run
+    duty: float = 1.0  # fraction of each period, or of its turn in the timetable, in which the tenant may run
     density: float = 1.0  # fraction of its turns (time in which only it may run) in which the tenant uses the GPU
     brief: bool = False  # whether the tenant has only a little work in flight while a latency-sensitive tenant works
     # whether the tenant's queue ran empty too often, so that time slices alone did not give it its share
@@ -113,22 +116,24 @@ class SliceTenant:
         allowed_ns = self.share.limit * span_ns
         return self.share.limit < 1.0 <= self.duty and total.busy_ns - self.total.busy_ns > allowed_ns
 
-    def correct_limit(self, step: Had, settings: SliceSettings) -> None:
-        """Correct `duty`, the fraction of each period in which a tenant with a limit is enabled: (limit - correction) /
-        density. The correction is for GPU time above the limit; density: fraction of the enabled time that is used."""
+    def correct_limit(self, step: Had, whole: float, settings: SliceSettings) -> None:
+        """Correct `duty` of a tenant with a limit: (limit - correction) / (density * whole). The correction is for GPU
+        time above the limit; density: fraction of the enabled time that is used. `whole`: the fraction of a period in
+        which the tenant may run with a duty of 1, which is less than 1 if it has turns."""
         limit = self.share.limit
         if limit >= 1.0:
             return
         debt_ns = self.debt_ns + step.usage.busy_ns - limit * step.span_ns
         self.debt_ns = max(-0.05 * settings.period_ns, min(debt_ns, settings.window_ns / 2))
+        if not step.usage.busy_ns:  # a pause says nothing about how the tenant uses the time in which it may run
+            return
         had = self.window()
         density = max(had.density, step.density)  # in the last step, another tenant may have stopped working
-        if self.duty >= 1.0 and (had.part < limit + 0.002 or self.debt_ns < 0.05 * settings.period_ns):
+        within = had.part < limit + UNSTOPPED or self.debt_ns < UNSTOPPED * settings.window_ns
+        if self.duty >= 1.0 and within:
             return
-        if density <= 0.01:
-            self.duty = 1.0
-            return
-        wanted = (limit - self.debt_ns / (settings.window_ns / 4)) / min(1.0, density)
+        used = max(0.01, min(1.0, density) * whole)
+        wanted = (limit - self.debt_ns / (settings.window_ns / 4)) / used
         self.duty = max(limit / 4, min(wanted, 1.0))
 
     def window(self) -> Had:

@@ -205,7 +205,7 @@ class GpuSlices:
             limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
             return limited, period_ns
         # tenants that do not compete for the GPU are not in the timetable: they run whenever it is free
-        parts = self._turns(sorted((t for t in background if t.competes), key=lambda t: t.name))
+        parts = self._turns(background)
         wanted_ns = period_ns * len(parts) if guarded else max(period_ns, settings.turn_ns * len(parts))
         # the period is shortened so that a window has a whole number of periods
         period_ns = settings.window_ns // max(1, settings.window_ns // wanted_ns)
@@ -215,11 +215,12 @@ class GpuSlices:
             begin += round(turn_ns)
         return plan, period_ns
 
-    def _turns(self, competing: list[SliceTenant]) -> dict[str, float]:
-        """Return the fraction of a period in which each tenant runs alone. A tenant whose queue is empty at times uses
-        only a part of its fraction. Time that no tenant requests goes to such tenants first, so that what they use
-        reaches their requests, but not if a gang competes: a gang needs the same fraction on all its GPUs.
+    def _turns(self, background: list[SliceTenant]) -> dict[str, float]:
+        """Return the fraction of a period in which each tenant that competes runs alone. A tenant whose queue is empty
+        at times uses only a part of its fraction. Time that no tenant requests goes to such tenants first, so that what
+        they use reaches their requests, but not if a gang competes: a gang needs the same fraction on all its GPUs.
         """
+        competing = sorted((t for t in background if t.competes), key=lambda t: t.name)
         whole = self.shares()
         parts = divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
         lacks = {t.name: t.share.request * (1.0 / t.density - 1.0) for t in competing}
@@ -291,8 +292,10 @@ class GpuSlices:
             tenant.correction = tenant.density = 1.0
 
     def _correct(self, steps: Mapping[str, Had], now_ns: int) -> None:
+        background, guarded = self.background()
+        turns = self._turns(background) if self._takes_turns(background, guarded) else {}
         for name, step in steps.items():
-            self.tenants[name].correct_limit(step, self.settings)
+            self.tenants[name].correct_limit(step, turns.get(name, 1.0), self.settings)
         here = [self.tenants[name] for name in steps if self.tenants[name].competes]
         if len(here) < 2:
             return
