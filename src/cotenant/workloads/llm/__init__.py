@@ -2,4 +2,4 @@
 
 from cotenant.core.extras import require
 
-require("sim", "numpy", "orjson", "polars")
+require("sim", "numpy", "orjson")

@@ -6,6 +6,7 @@ import difflib
 import importlib
 
 from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
 from cotenant.workloads.llm.trace import TokenOptions, TokenTrace
 
 # format -> (module with the function `read(path, options) -> TokenTrace`, line of help)
@@ -29,5 +30,7 @@ def read_tokens(spec: str, options: TokenOptions | None = None) -> TokenTrace:
         known = f"write FORMAT:PATH, FORMAT being one of {', '.join(FORMATS)}"
         hint = f"did you mean {near[0]}:{path or 'PATH'}?" if near else known
         raise InputError(f"unknown token trace {spec!r}; {hint}", field="trace")
-    found: TokenTrace = importlib.import_module(FORMATS[name][0]).read(path, options or TokenOptions())
+    with needs("sim"):  # most formats are read by polars, which requests drawn at random do not need
+        reader = importlib.import_module(FORMATS[name][0])
+    found: TokenTrace = reader.read(path, options or TokenOptions())
     return found
