@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,4 +68,9 @@ def test_all_requests_may_be_too_long(engine: str, tmp_path: Path) -> None:
     done = cotenant("bench", "llm", *asked, "--prompt", "400", "--duration", "1s")
     assert (done.code, "no request of 5/s fits into the 300 tokens" in done.err) == (2, True), done.err
     done = cotenant("bench", "llm", *asked[:2], "--model", "code", *asked[4:])
-    assert (done.code, "has no model 'code'; it has chat" in done.err) == (1, True), done.err
+    assert (done.code, "real.json, field profile: has the profile of chat, not of code" in done.err) == (2, True)
+    asked[3] = "other"
+    add_row(tmp_path / "other.json", replace(REAL, name="other"))
+    asked[5] = tmp_path / "other.json"
+    done = cotenant("bench", "llm", *asked)
+    assert (done.code, "has no model 'other'; it has chat" in done.err) == (1, True), done.err

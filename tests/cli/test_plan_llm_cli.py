@@ -70,6 +70,10 @@ def test_best_effort_models_do_not_count(tmp_path: Path, profile: Path) -> None:
     path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + late)
     found = plan(path, profile)
     assert (found["per_gpu"], found["gpus"]) == (2, 1)
+    # but a model that never has room beside the others is not served
+    path.write_text(HEAD + ROW.format("a", "40GiB", 350, ", keep: 1") + late.replace("10GiB", "50GiB"))
+    found = plan(path, profile)
+    assert (found["per_gpu"], found["gpus"]) == (1, 2)
 
 
 def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
@@ -77,7 +81,7 @@ def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
     path.write_text(HEAD + "".join(ROW.format(name, "10GiB", 350, "") for name in "ab"))
     asked = ("plan", path, "--profile", profile, "--rate", "1", "--prompt", "90", "--output", "1", "--duration", "60s")
     shown = cotenant(*asked)
-    assert "all 2 models: 1 GPUs; with one GPU per model: 2" in shown.out
+    assert "all 2 models: 1 GPU; with one GPU per model: 2" in shown.out
     assert "one GPU serves 2 of the 2 models with 99% of the requests in time" in shown.out
     # the target of 99 ms cannot be met, because the prefill takes 100 ms
     path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + ROW.format("b", "10GiB", 99, ""))

@@ -51,6 +51,7 @@ def test_the_list_of_models(one: Door) -> None:
     assert uuid.UUID(headers["x-request-id"]).version == 4
     assert one.ask(None, "/v1/models/a")[2]["id"] == "a"
     assert one.ask(None, "/v1/models/c")[0] == 404
+    assert [one.ask({}, path)[0] for path in ("/api/chat", "/metrics")] == [404, 405]
 
 
 @pytest.mark.parametrize(
@@ -319,19 +320,20 @@ def test_what_is_wrong_with_the_file_is_one_sentence(tmp_path: Path) -> None:
 
 
 class Moving(PlainHost):
-    """A host that moves programs without an agent, in host memory for two."""
+    """A host that moves programs without an agent, in host memory for `most`."""
 
     moves = True
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, most: int = 2) -> None:
         super().__init__(memory_bytes)
+        self.most = most
         self.moved: list[str] = []
         self.programs: list[Any] = []
         self.refuse = ""
 
     async def spawn(self, *given: Any) -> Any:
         self.programs = [each for each in self.programs if each.returncode is None]
-        if len(self.programs) == 2:
+        if len(self.programs) == self.most:
             raise NoHostMemoryError("no host memory")
         self.programs.append(await super().spawn(*given))
         return self.programs[-1]
@@ -361,6 +363,15 @@ def test_programs_move_and_the_one_used_longest_ago_gives_its_host_memory(
         host.refuse = "c"
         assert it.chat("a")[0] == 200
         assert it.row("c")["switches"] == {"start": 1, "stop": 1}
+
+
+def test_idle_models_on_the_gpu_give_their_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU has room for all, so no model is ever evicted. One that has too little for another stays."""
+    monkeypatch.setattr(ModelServer, "_make_host", lambda self, keeper: Moving(40 << 30, 1))
+    with door(tmp_path, model("a", 6), model("b", 6), model("c", 8), model("d", **{"class": "best-effort"})) as it:
+        assert [it.chat(name)[0] for name in ("a", "b", "a", "c", "d")] == [200, 200, 200, 503, 503]
+        assert [it.row(name)["state"] for name in "abcd"] == ["resident", "cold", "cold", "cold"]
+        assert it.row("a")["switches"] == {"start": 2, "stop": 1}
 
 
 @pytest.mark.slow

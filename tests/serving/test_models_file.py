@@ -75,6 +75,8 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
         (ONE + "gpus: {model: cpu, memory: 8GiB, mechanism: mps}\n", "leave it out with model: cpu, because no GPU is"),
         (ONE + "gpus: {mechanism: mig}\n", "field gpus.mechanism: 'mig' should be 'auto', 'time', 'slices' or 'mps'"),
         (ONE + "listen: {http: none}\n", "line 5, field listen.http: language models are served over HTTP only"),
+        (ONE + "gpus: {model: sofd}\n", "line 5, field gpus.model: 'sofd' is neither soft, nor cpu, nor a known GPU"),
+        (ONE.replace("models:", "model:"), "line 1, field model: unknown setting for a list of models; did you mean"),
         (ONE + "evict: soon\n", "line 5, field evict: unknown setting; known: gpus, models, listen"),
     ],
 )

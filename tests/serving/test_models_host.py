@@ -116,11 +116,24 @@ def test_a_program_is_known_to_the_keeper_before_the_agent_has_answered(
     keeper.close()
 
 
+def test_models_that_host_memory_never_holds_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models: Any = [SimpleNamespace(name=name, memory=gib << 30) for name, gib in (("a", 1), ("b", 3), ("c", 4))]
+    gpus = [{"index": 0, "uuid": "GPU-a", "memory_bytes": 6 << 30}]
+    keeper = Keeper()
+    for most in (2 << 30, 4 << 30, None):
+        host = AgentHost(ModelGpusEntry(count=1), tuple(models), tmp_path, keeper, most)
+        host._call_once = lambda _: {"gpus": gpus, "swap_memory": {"budget_bytes": 9 << 30}}  # type: ignore[method-assign]
+        asyncio.run(host.start())
+    keeper.close()
+    said = "host_memory: 2.0 GiB is less than the memory of b, c: stopped, never evicted"
+    assert [r.message for r in caplog.records] == [said]
+
+
 @pytest.mark.parametrize(
     ("visible", "count", "used"),
     [
         (None, 1, ["GPU-a"]), ("GPU-b", 1, ["GPU-b"]), ("1, 0", 2, ["GPU-b", "GPU-a"]),
-        ("GPU-b", 2, "CUDA_VISIBLE_DEVICES leaves 1 GPUs, not 2"),
+        ("GPU-b", 2, "CUDA_VISIBLE_DEVICES leaves 1 GPU, not 2"),
         ("", 1, "CUDA_VISIBLE_DEVICES is empty"),
     ],
 )  # fmt: skip

@@ -84,7 +84,9 @@ def given_engine(url: str, model: str, spec: str, endpoint: str) -> Engine:
     if parse_size(spec) is not None and not Path(spec).exists():
         raise InputError(f"{spec} is a size; run `cotenant profile llm` on the engine first, and give its file",
                          field="profile")  # fmt: skip
-    profile = replace(find_profile(spec, model), name=model)
+    profile = find_profile(spec, model)
+    if profile.name != model:
+        raise InputError(f"has the profile of {profile.name}, not of {model}", file=spec, field="profile")
     limits(parse_target(url), model)
     return Engine(url, profile, residual_of(spec, model), endpoint)
 
@@ -145,7 +147,8 @@ def compare(
 
 def table(result: dict[str, Any]) -> str:
     """Return the compared percentiles as text: simulated and live ms, and their ratio."""
-    lines = [f"{'load':24} {'':4} " + "".join(f"{f'p{p}':>24}" for p in PERCENTILES)]
+    lines = ["each cell: simulated ms, live ms, live / simulated"]
+    lines += [f"{'load':24} {'':4} " + "".join(f"{f'p{p}':>24}" for p in PERCENTILES)]
     for row in result["rows"]:
         for key in KEYS:
             if key not in row["live_over_simulated"]:

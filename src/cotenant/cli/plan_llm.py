@@ -119,7 +119,8 @@ def _say(row: Row) -> None:
     import sys
 
     print(
-        f"{row.models} models on {row.gpus} GPU{'s' * (row.gpus > 1)}: at least {row.least:.2%} in time",
+        f"{row.models} model{'s' * (row.models > 1)} on {row.gpus} GPU{'s' * (row.gpus > 1)}: "
+        f"at least {row.least:.2%} in time",
         file=sys.stderr,
     )
 
@@ -142,8 +143,8 @@ def _show(content: dict[str, Any], setup: LlmSetup) -> None:
     print_whole(table)
     target, whole = content["target"], len(setup.models)
     print(f"one GPU serves {content['per_gpu']} of the {whole} models with {100 * target:g}% of the requests in time")
-    if content["gpus"] is not None:
-        print(f"all {whole} models: {content['gpus']} GPUs; with one GPU per model: {whole}")
+    if (gpus := content["gpus"]) is not None:
+        print(f"all {whole} models: {gpus} GPU{'s' * (gpus > 1)}; with one GPU per model: {whole}")
 
 
 def _unmet(last: Row, models: int) -> str:

@@ -15,12 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from cotenant.agent.config.files import check_name
 from cotenant.core.checked import Memory, Seconds, Strict, check
 from cotenant.core.errors import InputError
+from cotenant.core.gpus import find_gpu
 from cotenant.core.yamlfile import YamlFile, read_yaml
 from cotenant.observability.http import parse_address
 from cotenant.policy.residency import ModelFacts
 from cotenant.serving.config.server import ListenEntry
 from cotenant.serving.config.services import MOST_PRIORITY
 
+# value of gpus.model for the software GPU
+SOFT = "soft"
 # value of gpus.model for programs that use no GPU; such programs cannot be evicted to host memory, so they are stopped
 CPU = "cpu"
 MOST_MODELS = 10_000
@@ -134,9 +137,17 @@ class ModelsConfig:
 
 def is_models_file(content: Any) -> bool:
     """Whether a file describes language models: there `models` is a list, in a services file it is the name of a
-    folder.
+    folder. A file whose list has a misspelt key counts, too, so that the error is about that key.
     """
-    return isinstance(content, Mapping) and isinstance(content.get("models"), list)
+    return isinstance(content, Mapping) and (isinstance(content.get("models"), list) or _misspelt(content) is not None)
+
+
+def _misspelt(content: Mapping[str, Any]) -> str | None:
+    """Return the key that stands in place of `models`: its value is a list of entries with commands. None: no key."""
+    for key, value in content.items():
+        if isinstance(value, list) and any(isinstance(entry, Mapping) and "command" in entry for entry in value):
+            return None if key in ("models", "services", "applications") else str(key)
+    return None
 
 
 def read_models(path: str | Path) -> ModelsConfig:
@@ -150,11 +161,15 @@ def parse_models(content: Any, path: str | Path = "models", source: YamlFile | N
     """Validate the content of models.yaml."""
     if not is_models_file(content):
         raise InputError("needs a list of models", field="models")
+    if not isinstance(content.get("models"), list) and (key := _misspelt(content)) is not None:
+        raise InputError("unknown setting for a list of models; did you mean models?", field=key)
     services = _services(content) if "services" in content else None
     raw = check(ModelsFile, content)
     if services is None and raw.model_extra:
         known = ", ".join(ModelsFile.model_fields)
         raise InputError(f"unknown setting; known: {known}", field=next(iter(raw.model_extra)))
+    if services is None:
+        _check_gpu_model(raw.gpus.model)
     address = raw.listen.http
     if address in (None, "", "none"):
         raise InputError("language models are served over HTTP only", field="listen.http")
@@ -190,6 +205,18 @@ def _check_model(model: ModelEntry, where: str) -> None:
         raise InputError(f"must contain {PORT}, for the port on which the program listens", field=f"{where}.command")
     if PORT in words[0]:
         raise InputError(f"must begin with the program's name, and {PORT} must come after it", field=f"{where}.command")
+
+
+def _check_gpu_model(name: str | None) -> None:
+    """Refuse a name that nothing knows, because the models would run on the machine's GPUs instead. (The profiles of
+    services may have names of their own.)"""
+    if name in (None, SOFT, CPU):
+        return
+    try:
+        find_gpu(str(name))
+    except InputError:
+        text = f"{name!r} is neither {SOFT}, nor {CPU}, nor a known GPU model"
+        raise InputError(f"{text}; without it, the GPUs of this machine are used", field="gpus.model") from None
 
 
 def _check_memory(raw: ModelsFile) -> None:

@@ -198,18 +198,22 @@ class Dispatch:
         self._tell(f"{name} is ready after {took_s:.1f} s")
 
     async def _launch(self, model: Model, gpu: int) -> Program:
-        """Start a model's program. If host memory is exhausted, evicted programs without requests are stopped first."""
+        """Start a model's program. If host memory is exhausted, programs without requests are stopped first: evicted
+        ones, then those on a GPU of no higher rank, because host memory is reserved for them as well."""
         while True:
             try:
                 return await launch(model.entry, gpu, self._host, self._keeper, self._logs, self._ports)
             except NoHostMemoryError:
-                evicted = [m for m in self.models.values() if m.row.place is Place.EVICTED and m.row.idle]
-                if not evicted:
-                    raise
-                await self._forget(min(evicted, key=lambda m: m.row.used_s))
+                found = [m for m in self.models.values() if m.row.idle and not m.row.facts.kept]
+                evicted = [m for m in found if m.row.place is Place.EVICTED]
+                rank = model.row.facts.rank
+                resident = [m for m in found if m.row.place is Place.RESIDENT and m.row.facts.rank <= rank]
+                if not evicted and sum(m.entry.memory for m in resident) < model.entry.memory:
+                    raise  # it would not be enough, so nothing is stopped in vain
+                await self._forget(min(evicted or resident, key=lambda m: m.row.used_s))
 
     async def _forget(self, model: Model) -> None:
-        """Stop the program of an evicted model."""
+        """Stop the program of an idle model."""
         began_s = time.monotonic()
         self.policy.died(model.entry.name, began_s)
         self._tell(f"{model.entry.name} is stopped: its host memory is needed")

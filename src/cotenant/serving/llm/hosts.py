@@ -161,11 +161,15 @@ class AgentHost:
             whose = "CUDA_VISIBLE_DEVICES leaves"
             found = [g for name in names for g in found if name in (g["uuid"], str(g["index"]))]
         if len(found) < count:
-            raise InputError(f"{whose} {len(found)} GPUs, not {count}", field="gpus.count")
+            raise InputError(f"{whose} {len(found)} GPU{'s' * (len(found) != 1)}, not {count}", field="gpus.count")
         limit = self._wanted.memory
         rooms = [GpuRoom(int(g["index"]), g["uuid"], int(g["memory_bytes"])) for g in found[:count]]
         self.gpus = [GpuRoom(g.index, g.uuid, min(limit or g.memory_bytes, g.memory_bytes)) for g in rooms]
         self._all_fit = count == 1 and sum(m.memory for m in self._models) <= self.gpus[0].memory_bytes
+        large = [m.name for m in self._models if m.memory > (self._host_bytes or m.memory)]
+        if large and self.moves and not self._all_fit:
+            most = format_bytes(self._host_bytes or 0)
+            LOG.warning("host_memory: %s is less than the memory of %s: stopped, never evicted", most, ", ".join(large))
 
     def _own_budget(self) -> int:
         """Host memory for the agent that the server starts. Raises InputError if the machine has less than wanted."""
@@ -209,7 +213,8 @@ class AgentHost:
                 return
             if self._own.returncode is not None:
                 self._keeper.ended(self._own.pid)
-                raise WorkError(f"no agent could be started: {last_line(log) or 'it ended'}")
+                said = last_line(log).replace("--gpus soft starts", "gpus: {model: soft} starts") or "it ended"
+                raise WorkError(f"no agent could be started: {said}")
             if time.monotonic() > deadline:
                 raise WorkError("the started agent does not answer")
             await asyncio.sleep(0.05)

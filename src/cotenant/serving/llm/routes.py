@@ -52,8 +52,8 @@ class ModelRoutes:
                 self._check(x, x.headers.get(b"authorization") or (token_in(x.url) if path in LOCAL else b""))
             if openai and x.method == b"POST":
                 self._ask(x)
-            elif x.method in (b"GET", b"HEAD"):
-                self._get(x, path)
+            elif x.method in (b"GET", b"HEAD") or not (openai or path in LOCAL or path in OPEN):
+                self._get(x, path)  # a path that does not exist is not found, whatever the method
             else:
                 raise OpenAIError(405, "this method is not allowed here", "method_not_allowed")
         except OpenAIError as error:

@@ -95,8 +95,8 @@ class ModelServer:
         closing.callback(keeper.close)
         self.host = self._make_host(keeper)
         closing.push_async_callback(self.host.close)
-        await self.host.start()
         with self.config.source.located() if self.config.source is not None else contextlib.nullcontext():
+            await self.host.start()
             check_kept(self.config.models, [gpu.memory_bytes for gpu in self.host.gpus])
         if self.services is not None:
             await self.services.start()

@@ -20,7 +20,8 @@ MISSES = 2  # models are added one at a time until the target has been missed th
 @dataclass(frozen=True)
 class Row:
     """The result of one simulation with a number of models on a GPU. `least`: the lowest SLO attainment of a
-    latency-sensitive model, `least_of` its name.
+    latency-sensitive model, `least_of` its name. A best-effort model has no target, but counts as 0 if none of its
+    requests is answered, because it is not served then.
     """
 
     models: int
@@ -88,10 +89,11 @@ def _row(trace: TokenTrace, setup: LlmSetup, models: int, gpus: int) -> Row:
     weights = [replace(m, weight=1.0 / models) for m in chosen] if setup.sharing == "fixed" else chosen
     found = simulate(part, replace(setup, models=tuple(weights), gpu_bytes=setup.gpu_bytes[:1] * gpus))
     content = found.summary()
-    promised = {
-        m.facts.name: content["models"][m.facts.name]["attainment"] for m in chosen
-        if not m.facts.best_effort and content["models"][m.facts.name]["requests"]
-    }  # fmt: skip
+    promised = {}
+    for model in chosen:
+        of = content["models"][model.facts.name]
+        if of["requests"] and not (model.facts.best_effort and of["answered"]):
+            promised[model.facts.name] = of["attainment"]
     name = min(promised, key=promised.__getitem__, default="")
     total = content["total"]
     busy = float(np.mean([g["busy"] for g in content["gpus"]]))
