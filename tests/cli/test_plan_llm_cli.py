@@ -60,8 +60,9 @@ def test_the_file_may_follow_its_options(tmp_path: Path, profile: Path) -> None:
     done = cotenant("plan", "--profile", profile, *lengths, "--json", path)
     assert done.code == 0, done.err
     assert json.loads(done.out)["per_gpu"] == 1
-    done = cotenant("plan", tmp_path / "gone.yaml", "--divide", "H100-80GB")
-    assert "gone.yaml: cannot be read: no such file" in done.err
+    for options in (("--divide", "H100-80GB"), lengths):
+        done = cotenant("plan", tmp_path / "gone.yaml", *options)
+        assert (done.code, "gone.yaml: cannot be read: no such file" in done.err) == (2, True), done.err
 
 
 def test_best_effort_models_do_not_count(tmp_path: Path, profile: Path) -> None:

@@ -48,6 +48,14 @@ def test_a_trace_by_hand(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     shown = cotenant("simulate", "--serving", models, "--profile", profile, "--trace", trace)
     assert "GPUs busy" in shown.out
     assert "1 requests left out: longer than the model's context" in shown.err
+    assert "no request of" not in shown.err
+
+
+def test_a_model_that_never_has_room_is_named(files: tuple[Path, Path, Path]) -> None:
+    models, profile, trace = files
+    models.write_text(MODELS.replace("tpot_ms: 30}", "tpot_ms: 30, keep: 1}", 1).replace("80GiB", "40GiB"))
+    shown = cotenant("simulate", "--serving", models, "--profile", profile, "--trace", trace)
+    assert (shown.code, shown.err.splitlines()[-1][:39]) == (0, "note: no request of code is answered: i"), shown.err
 
 
 def test_fixed_fractions_and_rates_by_name(files: tuple[Path, Path, Path]) -> None:

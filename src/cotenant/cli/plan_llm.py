@@ -22,7 +22,8 @@ app = typer.Typer(add_completion=False)
 
 def wanted(args: Sequence[str]) -> bool:
     """Whether the arguments of `plan` name a file of language models."""
-    if any(arg.partition("=")[0] == "--divide" for arg in args):  # only language models can be divided
+    # options that only plans of language models have; so the error about a file that is not there is about the file
+    if any(arg.partition("=")[0] in ("--divide", "--rate", "--prompt") for arg in args):
         return True
     # among the values of options only YAML counts, because a JSON file of a profile may have a list of models, too
     return any(_has_models(arg) for k, arg in enumerate(args) if k == 0 or arg.lower().endswith((".yaml", ".yml")))

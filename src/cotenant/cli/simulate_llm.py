@@ -82,6 +82,10 @@ def simulate(
     show(content, f"{len(trace):,} requests of {trace.source}")
     for reason, count in result.trace.left_out.items():
         print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
+    for name, row in content["models"].items():
+        if row["requests"] and not row["answered"]:
+            text = f"note: no request of {name} is answered: it has no room beside models that stay, or never its turn"
+            print(text, file=sys.stderr)
 
 
 def run(requests: Any, setup: Any) -> LlmResult:
