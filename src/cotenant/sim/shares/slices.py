@@ -107,6 +107,7 @@ class SliceEngine:
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
         self._wake_ns = NEVER_NS
+        self._obeyed_ns = 0  # time at which the last instruction takes effect
         for group in self._order:
             self._at(group.load.start_ns, self._come, group)
             if group.load.stop_ns is not None:
@@ -234,14 +235,15 @@ class SliceEngine:
 
     def _obey(self, instructions: list[SliceInstruction]) -> None:
         cost = self.hardware
-        done_ns = self.now_ns
         for step in instructions:
             self.result.orders.append((self.now_ns, step))
             if isinstance(step, SetSlice):
-                done_ns += cost.set_ns
+                took_ns = cost.set_ns
             else:
-                done_ns += cost.stop_ns if isinstance(step, Stop) else cost.go_ns
-            self._at(done_ns, self._carry_out, step)
+                took_ns = cost.stop_ns if isinstance(step, Stop) else cost.go_ns
+            # the agent gives one instruction after the other, so a later one never takes effect first
+            self._obeyed_ns = max(self._obeyed_ns, self.now_ns) + took_ns
+            self._at(self._obeyed_ns, self._carry_out, step)
         wake_ns = self.policy.wake_ns(self.now_ns)
         if wake_ns is not None and wake_ns != self._wake_ns:
             self._wake_ns = wake_ns
