@@ -25,7 +25,7 @@ class Usage(NamedTuple):
 # Fraction of a window by which a tenant may exceed its limit before it is stopped for a part of each period. While
 # tenants share the GPU, their slices or turns keep them near their limits, and each stop would cost a part of a share.
 UNSTOPPED = 0.0075
-IDLE_STEPS = 5  # a tenant is idle after this many correction steps in which it used no GPU time
+IDLE_STEPS = 2  # a tenant is idle after this many correction steps in which it used no GPU time
 
 
 class Had(NamedTuple):
@@ -116,21 +116,26 @@ class SliceTenant:
         allowed_ns = self.share.limit * span_ns
         return self.share.limit < 1.0 <= self.duty and total.busy_ns - self.total.busy_ns > allowed_ns
 
-    def correct_limit(self, step: Had, whole: float, settings: SliceSettings) -> None:
+    def correct_limit(self, step: Had, whole: float, shared: bool, settings: SliceSettings) -> None:
         """Correct `duty` of a tenant with a limit: (limit - correction) / (density * whole). The correction is for GPU
         time above the limit; density: fraction of the enabled time that is used. `whole`: the fraction of a period in
-        which the tenant may run with a duty of 1, which is less than 1 if it has turns."""
+        which the tenant may run with a duty of 1, which is less than 1 if it has turns. `shared`: whether others
+        compete for the GPU; a tenant alone is stopped even if it used little lately."""
         limit = self.share.limit
         if limit >= 1.0:
             return
         debt_ns = self.debt_ns + step.usage.busy_ns - limit * step.span_ns
         self.debt_ns = max(-0.05 * settings.period_ns, min(debt_ns, settings.window_ns / 2))
-        if not step.usage.busy_ns:  # a pause says nothing about how the tenant uses the time in which it may run
+        if not step.usage.busy_ns:
+            # a pause says nothing about how the tenant uses the time in which it may run; but perhaps the slices of
+            # others take up all of that time
+            self.duty = 1.0 if shared else self.duty
             return
         had = self.window()
-        density = max(had.density, step.density)  # in the last step, another tenant may have stopped working
+        # in the last step, another tenant may have stopped working
+        density = max(self._since(max(-4, -len(self.history))).density, step.density)
         within = had.part < limit + UNSTOPPED or self.debt_ns < UNSTOPPED * settings.window_ns
-        if self.duty >= 1.0 and within:
+        if shared and self.duty >= 1.0 and within:
             return
         used = max(0.01, min(1.0, density) * whole)
         wanted = (limit - self.debt_ns / (settings.window_ns / 4)) / used

@@ -19,12 +19,11 @@ from collections.abc import Collection, Mapping
 from cotenant.policy.shares.account import SECOND_NS, Share
 from cotenant.policy.shares.slice_instructions import Go, SetSlice, SliceInstruction, Stop
 from cotenant.policy.shares.slice_settings import BRIEF_US, TINY_US, SliceSettings
-from cotenant.policy.shares.slice_tenant import Had, SliceTenant, Usage
-from cotenant.policy.shares.timetable import divide, turn_lengths
+from cotenant.policy.shares.slice_tenant import IDLE_STEPS, Had, SliceTenant, Usage
+from cotenant.policy.shares.timetable import compensate, divide, divide_by_request, turn_lengths
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")
 TURNS_AGAIN_STEPS = 40
-NO_REQUEST = 0.005  # share that each tenant without a request gets if the requests of others take the whole GPU
 
 
 class GpuSlices:
@@ -110,6 +109,8 @@ class GpuSlices:
             if works and tenant.idle_steps:
                 self._begin(now_ns)
             tenant.idle_steps = 0 if works else tenant.idle_steps + 1
+            if tenant.idle_steps == IDLE_STEPS:
+                self._limit_lone()
         self._correct({name: step for name, step in had.items() if step.span_ns > 0}, now_ns)
         return self._apply(now_ns)
 
@@ -120,7 +121,7 @@ class GpuSlices:
     def wake_ns(self, now_ns: int) -> int | None:
         """Return when `advance` is due: when the next part of the timetable begins or ends. None: no timetable."""
         plan, period_ns = self._plan(now_ns)
-        edges = sorted({edge for begin, end in plan.values() for edge in (begin, end)} - {period_ns} | {0})
+        edges = sorted({edge % period_ns for part in plan.values() for edge in part} | {0})
         if not plan:
             return None
         start_ns, phase = now_ns - now_ns % period_ns, now_ns % period_ns
@@ -141,12 +142,7 @@ class GpuSlices:
     def shares(self, tenants: list[SliceTenant] | None = None) -> dict[str, float]:
         """Return the fraction of the GPU that each of `tenants` (None: all that compete) gets while all have work."""
         here = tenants if tenants is not None else [t for t in self.present() if t.competes]
-        left = max(0.0, 1.0 - sum(t.share.request for t in here))
-        without = [t for t in here if not t.share.request]
-        spare = max(NO_REQUEST, left / max(1, len(without)))
-        weights = {t.name: t.share.request or spare for t in here}
-        limits = {t.name: t.share.limit for t in here}
-        return divide(weights, limits)
+        return divide_by_request({t.name: t.share.request for t in here}, {t.name: t.share.limit for t in here})
 
     def shortest_period_ns(self, shares: Mapping[str, float]) -> float:
         """Return the sum of all tenants' time slices in ns: so long that switches cost little, but short enough that
@@ -201,36 +197,35 @@ class GpuSlices:
         has begin and end of the tenant's part of the period."""
         settings, period_ns = self.settings, self.settings.period_ns
         background, guarded = self.background()
+        plan, begin = dict[str, tuple[int, int]](), 0
         if not self._takes_turns(background, guarded):
-            limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
-            return limited, period_ns
+            # limited tenants begin one after the other, so that none has to compete with all others for its time
+            for tenant in (t for t in self.present() if t.duty < 1.0):
+                plan[tenant.name] = (begin, begin + round(tenant.duty * period_ns))
+                begin = plan[tenant.name][1] % period_ns
+            return plan, period_ns
         # tenants that do not compete for the GPU are not in the timetable: they run whenever it is free
         parts = self._turns(background)
-        wanted_ns = period_ns * len(parts) if guarded else max(period_ns, settings.turn_ns * len(parts))
+        wanted_ns = len(parts) * period_ns if guarded else max(period_ns, settings.turn_ns * len(parts))
         # the period is shortened so that a window has a whole number of periods
         period_ns = settings.window_ns // max(1, settings.window_ns // wanted_ns)
-        plan, begin = dict[str, tuple[int, int]](), 0
+        for tenant in (t for t in self.present() if t not in background and t.duty < 1.0):
+            plan[tenant.name] = (0, round(tenant.duty * period_ns))
         for name, turn_ns in turn_lengths(parts, period_ns, settings.turn_ns, now_ns // period_ns).items():
             plan[name] = (begin, begin + round(turn_ns * self.tenants[name].duty))
             begin += round(turn_ns)
         return plan, period_ns
 
     def _turns(self, background: list[SliceTenant]) -> dict[str, float]:
-        """Return the fraction of a period in which each tenant that competes runs alone. A tenant whose queue is empty
-        at times uses only a part of its fraction. Time that no tenant requests goes to such tenants first, so that what
-        they use reaches their requests, but not if a gang competes: a gang needs the same fraction on all its GPUs.
-        """
-        competing = sorted((t for t in background if t.competes), key=lambda t: t.name)
-        whole = self.shares()
-        parts = divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
-        lacks = {t.name: t.share.request * (1.0 / t.density - 1.0) for t in competing}
-        left, lack = 1.0 - sum(t.share.request for t in competing), sum(lacks.values())
-        if left <= 0 or lack <= 0 or any(t.share.gang for t in competing):
-            return parts
-        paid = min(1.0, left / lack)
-        owed = {t.name: t.share.request + paid * lacks[t.name] for t in competing}
-        rest = max(0.0, 1.0 - sum(owed.values()))
-        return {name: owed[name] + rest * part for name, part in parts.items()}
+        """Return the fraction of a period in which each tenant that competes runs alone. Tenants whose queues are empty
+        at times are compensated, but not if a gang competes: a gang needs the same fraction on all its GPUs. A tenant
+        has no more than the time in which it uses its limit, so the others have the rest."""
+        competing = sorted((t for t in self.present() if t.competes), key=lambda t: t.name)
+        fixed = any(t.share.gang for t in competing) or len(background) < len(self.present())
+        density = {t.name: 1.0 if fixed else t.density for t in competing}
+        limits = {t.name: min(1.0, t.share.limit / density[t.name]) for t in competing}
+        whole = divide_by_request(compensate({t.name: t.share.request for t in competing}, density), limits)
+        return divide({t.name: whole[t.name] for t in competing if t in background}, limits)
 
     def _switch(self, now_ns: int) -> list[SliceInstruction]:
         """Enable and disable tenants as the timetable says. Some are enabled before others are disabled, so that the
@@ -241,7 +236,7 @@ class GpuSlices:
         goes: list[SliceInstruction] = []
         for tenant in self.present():
             begin, end = plan.get(tenant.name, (0, period_ns))
-            on = begin <= phase < end
+            on = (phase - begin) % period_ns < end - begin
             if on != tenant.on:
                 tenant.put(on, now_ns)
                 (goes if on else stops).append((Go if on else Stop)(self.gpu, tenant.name))
@@ -273,6 +268,11 @@ class GpuSlices:
         if len(competing) == 1:
             competing[0].duty = min(competing[0].duty, competing[0].share.limit)
 
+    def _begin_limits(self, kept: Collection[SliceTenant]) -> None:
+        """Set how long tenants may run from now on. `kept`: tenants that turns or slices keep near their limits."""
+        for tenant in self.present():
+            tenant.duty = 1.0 if tenant in kept else tenant.share.limit
+
     # -- corrections -----------------------------------------------------------------------------------------------
 
     def _probe(self, now_ns: int) -> None:
@@ -294,15 +294,16 @@ class GpuSlices:
     def _correct(self, steps: Mapping[str, Had], now_ns: int) -> None:
         background, guarded = self.background()
         turns = self._turns(background) if self._takes_turns(background, guarded) else {}
-        for name, step in steps.items():
-            self.tenants[name].correct_limit(step, turns.get(name, 1.0), self.settings)
         here = [self.tenants[name] for name in steps if self.tenants[name].competes]
+        for name, step in steps.items():
+            self.tenants[name].correct_limit(step, turns.get(name, 1.0), len(here) > 1, self.settings)
         if len(here) < 2:
             return
         if self._hogs(here) != self.hogged:
             self.hogged = not self.hogged
             for tenant in here:
                 tenant.history.clear()
+            self._begin_limits(self.background()[0])
             return
         if self.background()[1]:
             return
@@ -311,12 +312,14 @@ class GpuSlices:
             self._leave_turns(here, shares)
             return
         self._turns_again = max(0, self._turns_again - 1)
-        lacking = self._lacking(steps, shares) if self._turns_again == 0 else []
-        if lacking:
-            for tenant in lacking:
+        # turns keep limits at no cost; beside tenants that use little of their turns, they are kept by stops
+        unfit = self._lacking(steps, shares) + [t for t in here if t.duty < 1.0] if self._turns_again == 0 else []
+        if unfit:
+            for tenant in unfit:
                 tenant.needs_turns = True
             self.one_at_a_time = True
             self._begin(now_ns)
+            self._begin_limits(here)
             return
         self._correct_busy([t for t in here if not t.has_gaps() and t.window().usage.busy_ns > 0], shares)
 
@@ -385,9 +388,13 @@ class GpuSlices:
             density = max(0.25, min(1.0, had.usage.busy_ns / max(1, had.on_ns)))
             if abs(density - tenant.density) > 0.02:
                 tenant.density = density
-        working = {t.name for t in here if not t.idle_steps}
-        unused = [n for n, one in lately.items() if n in working and one.part < 0.5 * shares[n]] if known else []
+        unused = list[SliceTenant]()
+        for tenant in (t for t in here if known and not t.idle_steps):
+            had = lately[tenant.name]
+            if had.part < 0.5 * shares[tenant.name] and had.density < 0.5:
+                tenant.needs_turns = False
+                unused.append(tenant)
         if unused:
             self.one_at_a_time, self._turns_again = False, TURNS_AGAIN_STEPS
-        for name in unused:
-            self.tenants[name].needs_turns = False
+            rest = [t for t in here if t not in unused]
+            self._begin_limits(rest if len(rest) > 1 else ())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+NO_REQUEST = 0.005  # part that each tenant without a request gets if the requests of others take the whole
+
 
 def turn_lengths(parts: Mapping[str, float], period_ns: int, turn_ns: int, number: int) -> dict[str, float]:
     """Return the length of each tenant's turn in period `number`, in nanoseconds. Over several periods, a tenant gets
@@ -39,3 +41,22 @@ def divide(weights: Mapping[str, float], limits: Mapping[str, float]) -> dict[st
             del open_[name]
         left = 1.0 - sum(parts.values())
     return parts
+
+
+def divide_by_request(requests: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, float]:
+    """Divide a whole (1) among tenants: each has its request, and those without a request (0) have what is left. If
+    there are none, the rest is divided by request. Each part is at most the tenant's limit.
+    """
+    left = max(0.0, 1.0 - sum(requests.values()))
+    spare = max(NO_REQUEST, left / max(1, sum(not request for request in requests.values())))
+    return divide({name: request or spare for name, request in requests.items()}, limits)
+
+
+def compensate(requests: Mapping[str, float], density: Mapping[str, float]) -> dict[str, float]:
+    """Return the tenants' requests, lengthened so that what tenants use of them reaches the requests, as far as the
+    unrequested time suffices. `density`: the fraction of its time that each tenant uses, above 0.
+    """
+    lacks = {name: request * (1.0 / density[name] - 1.0) for name, request in requests.items()}
+    left, lack = 1.0 - sum(requests.values()), sum(lacks.values())
+    paid = max(0.0, min(1.0, left / lack)) if lack > 0 else 0.0
+    return {name: request + paid * lacks[name] for name, request in requests.items()}
