@@ -61,6 +61,8 @@ def test_a_user_without_an_agent_reaches_the_machine_s(tmp_path: Path, monkeypat
     for folder in (machine, runtime / "cotenant"):
         folder.mkdir(parents=True)
     assert agent_folder() == runtime / "cotenant", "there is no agent at all"
+    (machine / "state.json").touch()
+    assert agent_folder() == machine, "its agent is being restarted"
     (machine / "control.sock").touch()
     assert agent_folder() == machine
     assert own_agent_folder() == runtime / "cotenant", "an agent of this user starts there nonetheless"

@@ -65,7 +65,7 @@ from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 from cotenant.agent.turns.trace import TurnTrace
 from cotenant.core.errors import WorkError
-from cotenant.core.folders import CONTROL_SOCKET
+from cotenant.core.folders import CONTROL_SOCKET, STATE_FILE
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of, discover, within
 from cotenant.policy.shares import QuotaSettings
@@ -109,7 +109,7 @@ class Agent:
         self.gpus = within(config.gpu_memory_bytes, options.gpus or discover(config.gpus))
         self.mechanisms = mechanisms.make(self.folder, Use.TENANT, self.gpus)
         self.parked = ParkedTable()
-        self.host = host_memory(config.swap_memory_bytes, load_swap_budget(self.folder / "state.json"))
+        self.host = host_memory(config.swap_memory_bytes, load_swap_budget(self.folder / STATE_FILE))
         # hardware time slices can enforce only the default discipline, so tenants use them only under that one
         by_request = config.quota.discipline == QuotaSettings.discipline
         self.registry = Registry(self.gpus, self.mechanisms, self.host, self.parked, slices_first=by_request)
@@ -117,7 +117,7 @@ class Agent:
         for gpu in self.gpus:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
         self.residents = Residents(self.registry, self.ledger, self.parked, self.in_force)
-        path, tenants, counts = self.folder / "state.json", self.registry.tenants, self.residents.counts
+        path, tenants, counts = self.folder / STATE_FILE, self.registry.tenants, self.residents.counts
         self.state = StateFile(path, tenants, self.parked, counts, self.host, lambda: self.limits.closing())
         self.started_ns = time.monotonic_ns()
         self._stop = asyncio.Event()

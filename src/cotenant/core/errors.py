@@ -61,6 +61,6 @@ class WorkError(Exception):
 
 
 class LostServerError(WorkError):
-    """Raised if a server's connection ended or timed out before its answer: the client's request may have been carried
-    out or not.
+    """Raised if no server answers, or its connection ended or timed out before its answer: the client's request may
+    have been carried out or not.
     """

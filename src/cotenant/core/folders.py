@@ -19,6 +19,8 @@ from cotenant.core.errors import WorkError
 # every user may trust the agent that uses this folder, since only root can create folders below /run
 MACHINE_AGENT = Path("/run/cotenant")
 CONTROL_SOCKET = "control.sock"
+# the agent's state file, which is still there after the agent has ended
+STATE_FILE = "state.json"
 # a file in the fleet's folder; if the fleet's store is a database server, it contains the server's URL
 STORE_URL = "store"
 
@@ -27,8 +29,8 @@ def agent_folder() -> Path:
     """Return the folder of the agent that this user's commands contact: the user's own agent if it runs, else the
     machine's.
     """
-    # `exists` is also False if the user may not read the folder
-    has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)
+    # an agent that is being restarted has no socket; `exists` is also False if the user may not read the folder
+    has_machine_agent = any(os.path.exists(MACHINE_AGENT / name) for name in (CONTROL_SOCKET, STATE_FILE))
     try:
         own = own_agent_folder()
     except WorkError:  # a folder of another user cannot be used

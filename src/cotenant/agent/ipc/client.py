@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import LostServerError, WorkError
 from cotenant.core.folders import CONTROL_SOCKET
 from cotenant.core.lines import LineClient
 
 
 class ControlClient(LineClient):
-    """One connection to an agent's control socket. Creating it raises WorkError if no agent answers."""
+    """One connection to an agent's control socket. Creating it raises LostServerError if no agent answers, WorkError if
+    this user may not connect.
+    """
 
     def __init__(self, folder: Path, timeout_s: float = 60.0) -> None:
         self.path = folder / CONTROL_SOCKET
@@ -26,7 +28,7 @@ class ControlClient(LineClient):
                     f"this user may not connect to the agent at {self.path}: it must run with --socket-mode 666, "
                     "or start your own with cotenant agent"
                 ) from None
-            raise WorkError(
+            raise LostServerError(
                 f"no agent answers at {self.path} ({error.strerror or error}): start one with cotenant agent"
             ) from None
         super().__init__(connection, "agent", str(self.path))

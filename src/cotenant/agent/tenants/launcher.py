@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,15 @@ import cotenant.native
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.registry import spec_to_dict
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, LostServerError, WorkError
+from cotenant.core.folders import CONTROL_SOCKET, STATE_FILE
 from cotenant.devices.registry import device
 
 LOG = logging.getLogger(__name__)
 
 KILL_AFTER_S = 10.0
+AGENT_BACK_S = 10.0  # how long `cotenant run` waits for an agent that is being restarted
+JUST_NOW_S = 60.0
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
@@ -78,6 +82,41 @@ def register(client: ControlClient, launch: Launch, *, launches: bool = False) -
     return client.call("register", **order)
 
 
+def _register_at_agent(launch: Launch) -> tuple[ControlClient, dict[str, Any]]:
+    """Connect to the agent and register the tenant. If the agent has just ended, wait for its restart; a registration
+    whose answer was lost may be repeated.
+    """
+    end, told = time.monotonic() + AGENT_BACK_S, False
+    while True:
+        client = None
+        try:
+            client = ControlClient(launch.folder)
+            return client, register(client, launch, launches=True)
+        except BaseException as error:
+            if client is not None:
+                client.close()
+            lost = isinstance(error, LostServerError) and _has_just_ended(launch.folder)
+            if not lost or time.monotonic() > end:
+                raise
+        if not told:
+            what = "the agent in %s does not answer: waiting up to %g s for its restart"
+            LOG.warning(what, launch.folder, AGENT_BACK_S)
+            told = True
+        time.sleep(0.1)
+
+
+def _has_just_ended(folder: Path) -> bool:
+    """Whether an agent was killed in this folder, so that its socket is left, or was stopped there within the last
+    minute, when it wrote its state file.
+    """
+    if (folder / CONTROL_SOCKET).exists():
+        return True
+    try:
+        return time.time() - (folder / STATE_FILE).stat().st_mtime < JUST_NOW_S
+    except OSError:
+        return False
+
+
 def run(launch: Launch) -> int:
     """Run the tenant's program to its end. Returns its exit code, 128 + N for signal N as a shell does, 124 after a
     timeout.
@@ -87,8 +126,8 @@ def run(launch: Launch) -> int:
             "the memory of this tenant is never evicted: add --oversubscribe swap, or leave out --empty-cache",
             field="--empty-cache",
         )
-    with ControlClient(launch.folder) as client:
-        answer = register(client, launch, launches=True)
+    client, answer = _register_at_agent(launch)
+    with client:
         environment = program_environment(answer) | cache_hook(launch.empty_cache)
         if answer.get("parked"):  # without this message the user could not know why the program does not proceed
             name = answer["name"]
