@@ -286,23 +286,30 @@ def test_http_1_0_clients_get_streams_that_end_with_the_connection(one: Door) ->
     ]  # fmt: skip
 
 
-def test_a_server_that_is_killed_leaves_no_program(tmp_path: Path) -> None:
-    path = tmp_path / "models.yaml"
-    content = {"gpus": {"model": "cpu", "memory": "8GiB"}, "models": [model("a", keep=1), model("b", keep=1)]}
-    path.write_text(json.dumps(content))
+def test_a_server_that_is_killed_leaves_no_program_and_the_next_removes_its_folder(tmp_path: Path) -> None:
+    path, temporary = tmp_path / "models.yaml", tmp_path / "tmp"
+    temporary.mkdir()
+    models = [model("a", keep=1), model("b", keep=1)]
+    path.write_text(json.dumps({"gpus": {"model": "cpu", "memory": "8GiB"}, "models": models}))
     command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(path), "--http", "127.0.0.1:0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
         port = int(json.loads(server.stdout.readline())["http"].rpartition(":")[2])
 
         def states() -> list[Any]:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/cotenant/status", timeout=PATIENCE_S) as got:
-                return [(row["state"], row["pid"]) for row in json.loads(got.read())["models"]]
-
+                return [(row["state"], row["pid"]) for row in json.load(got)["models"]]
         rows = until(states, lambda rows: {state for state, _ in rows} == {"resident"})
         server.kill()
     for _, pid in rows:
         until(lambda pid=pid: Path(f"/proc/{pid}").exists(), lambda there: not there)
+    assert len(list(temporary.iterdir())) == 1
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        server.send_signal(signal.SIGTERM)
+    assert not list(temporary.iterdir())
 
 
 def test_what_is_wrong_with_the_file_is_one_sentence(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,21 @@ def test_mps_percentages(monkeypatch: pytest.MonkeyPatch) -> None:
         assert made.environment(spec("a", 0, "40%", 0.4, mechanism))["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa"
         assert asked.pop() == (limit, "GPU-aaaa")
         made.close()
+
+
+def test_the_folder_of_a_killed_server_is_removed_after_its_mps_daemons_were_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "cotenant-gpu-left"
+    left.mkdir()
+    ended: list[Any] = []
+    monkeypatch.setattr("cotenant.agent.mechanisms.mps.Mps.taken_over", lambda self: ended.append(self.folder))
+    monkeypatch.setattr("cotenant.agent.mechanisms.mps.Mps.close", lambda self: ended.append(left.exists()))
+    made = Devices("time", 1, lambda: GPUS)
+    assert (set(ended), left.exists()) == ({left, True}, False)
+    made.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_cores_stand_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.serving import ServingPlan
+from cotenant.core.temporary import temporary_folder
 from cotenant.observability.http import is_loopback, parse_address
 from cotenant.policy.serving.dispatch import warm
 from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
@@ -286,8 +286,8 @@ def build(
         # the addresses are bound first, because measuring takes seconds and an address in use should be reported at
         # once
         doors.let_go(doors.take(options.addresses))
-        with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
-            found = Path(folder) / "profile.json"
+        with temporary_folder("serve") as folder:
+            found = folder / "profile.json"
             content, failed = measured(config)
             found.write_text(json.dumps(content))
             problem = build_problem(deployment, found, gpus, live=True)

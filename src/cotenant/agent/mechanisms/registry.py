@@ -52,3 +52,10 @@ def mix(one: str, other: str) -> bool:
 def make(folder: Path, use: Use, gpus: tuple[Gpu, ...] = ()) -> dict[str, Mechanism]:
     """Create each mechanism that is allowed for `use`, with runtime files under `folder`, for the given GPUs."""
     return {name: MECHANISMS[name](folder, gpus) for name in names(use)}
+
+
+def end_left_behind(folder: Path, use: Use, gpus: tuple[Gpu, ...]) -> None:
+    """End what the mechanisms of a killed process still run in its folder, such as MPS daemons."""
+    for mechanism in make(folder, use, gpus).values():
+        mechanism.taken_over()
+        mechanism.close()

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,8 @@ from typing import Any, Protocol, TypeVar
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.mechanisms.registry import AUTO
 from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.tenants.host_memory import available_bytes, total_bytes
@@ -26,7 +26,9 @@ from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, LostServerError, NothingToDoError, TakenNameError, WorkError
 from cotenant.core.folders import agent_folder
+from cotenant.core.temporary import temporary_folder
 from cotenant.core.units import format_bytes
+from cotenant.devices.registry import discover
 from cotenant.serving.config.models import ModelEntry, ModelGpusEntry
 from cotenant.serving.llm.keeper import Keeper, kill_group
 
@@ -135,7 +137,7 @@ class AgentHost:
         self._given = folder
         self.agent = folder or agent_folder()
         self._own: asyncio.subprocess.Process | None = None
-        self._temporary: str | None = None
+        self._closing = contextlib.ExitStack()
         self._watch: asyncio.Task[None] | None = None
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="agent-orders")
         self.gpus: list[GpuRoom] = []
@@ -185,8 +187,7 @@ class AgentHost:
     async def _start_own(self) -> None:
         # determined once, because a restarted agent would count the memory of its tenants' programs as used
         self._budget_bytes = self._own_budget()
-        self._temporary = tempfile.mkdtemp(prefix="cotenant-agent-")
-        self.agent = Path(self._temporary)
+        self.agent = self._closing.enter_context(temporary_folder("agent", self._end_left_behind))
         await self._run_own()
         self._watch = asyncio.get_running_loop().create_task(self._keep_own())
 
@@ -199,8 +200,17 @@ class AgentHost:
             return found
         raise InputError("CUDA_VISIBLE_DEVICES is empty, so no GPU may be used", field="gpus")
 
+    def _own_gpus(self) -> list[str]:
+        """The GPUs of the server's own agent, as in its option --gpus."""
+        return ["soft"] if self._wanted.model == "soft" else self._visible() or ["all"]
+
+    def _end_left_behind(self, folder: Path) -> None:
+        """End the MPS daemons of the agent of an earlier server that was killed."""
+        with contextlib.suppress(InputError, WorkError):
+            mechanisms.end_left_behind(folder, Use.TENANT, discover(self._own_gpus()))
+
     async def _run_own(self) -> None:
-        gpus = "soft" if self._wanted.model == "soft" else ",".join(self._visible() or ["all"])
+        gpus = ",".join(self._own_gpus())
         command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.agent), "--gpus", gpus]
         command += ["--swap-memory", f"{self._budget_bytes}B"]
         log = self.agent / "agent.log"
@@ -340,8 +350,7 @@ class AgentHost:
                 LOG.warning("the agent did not end: killing it")
             self._keeper.ended(self._own.pid)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._closing.close()
 
 
 def last_line(log: Path) -> str:

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.core.temporary import temporary_folder
 from cotenant.observability.feed import Feed, Row
 from cotenant.observability.http import is_loopback, parse_address
 from cotenant.serving.config.models import ModelsConfig, check_kept
@@ -88,7 +88,7 @@ class ModelServer:
         closing.callback(doors.let_go, taken)
         logs = self.options.logs
         if logs is None:
-            logs = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="cotenant-serve-")))
+            logs = closing.enter_context(temporary_folder("serve"))
         else:
             logs.mkdir(parents=True, exist_ok=True)
         keeper = Keeper()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 
 from cotenant.agent.mechanisms import registry as mechanisms
-from cotenant.agent.mechanisms.base import WorkerShare
+from cotenant.agent.mechanisms.base import Use, WorkerShare
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.temporary import temporary_folder
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import discover
 from cotenant.serving.worker import WorkerSpec
@@ -38,8 +39,10 @@ class Devices:
         self.gpus = find()
         if len(self.gpus) < count:
             raise WorkError(f"the services file has {count} GPUs; {len(self.gpus)} can be used here")
-        self._folder = tempfile.TemporaryDirectory(prefix="cotenant-")
-        self._mechanism = mechanisms.find(mechanism)(Path(self._folder.name), self.gpus)
+        self._closing = contextlib.ExitStack()
+        tidy = partial(mechanisms.end_left_behind, use=Use.SERVICE, gpus=self.gpus)
+        folder = self._closing.enter_context(temporary_folder("gpu", tidy))
+        self._mechanism = mechanisms.find(mechanism)(folder, self.gpus)
 
     def environment(self, spec: WorkerSpec) -> Mapping[str, str]:
         """Assign a GPU to a worker. Returns the variables that must be added to the worker's environment."""
@@ -53,4 +56,4 @@ class Devices:
     def close(self) -> None:
         """Called when all workers have ended: ends what the mechanism has started for them."""
         self._mechanism.close()
-        self._folder.cleanup()
+        self._closing.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.temporary import temporary_folder
 from cotenant.profiles.serving.latency_files import shipped_profiles
 from cotenant.serving.config.backends import pretends
 from cotenant.serving.config.server import ModelEntry, ServingConfig
@@ -50,13 +50,13 @@ def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
     done: dict[str, Any] = {}
     failed: dict[str, str] = {}
     entries = {entry.model: entry for entry in sorted(config.models.values(), key=lambda x: x.sample is not None)}
-    with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
+    with temporary_folder("serve") as folder:
         for entry in entries.values():
             LOG.info(
                 "measuring %s on this machine's cores; `cotenant profile service` would keep the figures", entry.model
             )
             try:
-                done = _one(gpu, entry, find(entry), Path(folder), done or None)
+                done = _one(gpu, entry, find(entry), folder, done or None)
             except (InputError, WorkError, LoadError) as error:
                 hint = "" if entry.sample is not None else " (set the key sample to a file with a request for it)"
                 failed[entry.model] = f"the model cannot be measured{hint}: {error}"
