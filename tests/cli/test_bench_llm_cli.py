@@ -73,4 +73,4 @@ def test_all_requests_may_be_too_long(engine: str, tmp_path: Path) -> None:
     add_row(tmp_path / "other.json", replace(REAL, name="other"))
     asked[5] = tmp_path / "other.json"
     done = cotenant("bench", "llm", *asked)
-    assert (done.code, "has no model 'other'; it has chat" in done.err) == (1, True), done.err
+    assert (done.code, "has no model 'other'; it has chat" in done.err) == (2, True), done.err

@@ -126,6 +126,25 @@ def test_clients_send_one_request_after_the_other() -> None:
     assert found.test.trace.summary()["requests"] == count
 
 
+def test_a_model_that_the_server_does_not_list_is_refused_before_the_load() -> None:
+    with running(PROFILE, Instant()) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        done = cotenant("load", "--openai", url, "--model", "chat", "--model", "nope", "--rate", "1")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"cotenant: --model: {url} has no model 'nope'; it has chat\n"
+
+
+def test_a_server_without_a_list_of_models_gets_the_load() -> None:
+    def answer(number: int, body: dict[str, object]) -> tuple[int, bytes]:
+        return 200, chunks("nope", prompt_of(body), int(str(body["max_tokens"])))
+
+    with canned(answer) as port:
+        asked = ("load", "--openai", f"http://127.0.0.1:{port}", "--model", "nope", "--rate", "20", "--json")
+        done = cotenant(*asked, "--arrivals", "constant", "--duration", "100ms", "--prompt", "9", "--output", "3")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["models"]["nope"]["answered"] == 2
+
+
 def fake(load_of: Callable[[OpenAiTest], float], most: float) -> Callable[..., OpenAiResult]:
     """In place of run_openai: first tokens come after 10 ms up to a load of `most`, after 10 s above it."""
 
@@ -154,14 +173,15 @@ def test_the_largest_load_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cotenant.loadgen.openai.run_openai", fake(load_of, most))
-    command = ("load", "--openai", "http://127.0.0.1:1", "--model", "chat", *asked, "--duration", "20s")
-    done = cotenant(*command, "--find-max", "--probe", "10s", "--ttft", "500", "--json")
+    with running(PROFILE, Instant()) as port:
+        command = ("load", "--openai", f"http://127.0.0.1:{port}", "--model", "chat", *asked, "--duration", "20s")
+        done = cotenant(*command, "--find-max", "--probe", "10s", "--ttft", "500", "--json")
+        assert "no SLO to meet" in cotenant(*command, "--find-max").err
     assert done.code == 0, done.err
     content = json.loads(done.out)
     assert most / 1.051 <= content[key] <= most
     assert (content["confirmed"], content["open_ended"], content["run"]["total"]["attainment"]) == (True, False, 1.0)
     assert "missed" in done.err
-    assert "no SLO to meet" in cotenant(*command, "--find-max").err
 
 
 def test_what_no_load_keeps() -> None:

@@ -79,7 +79,7 @@ def own_engine(
 
 def given_engine(url: str, model: str, spec: str, endpoint: str) -> Engine:
     """Return an engine that someone else runs. `spec`: the file that `cotenant profile llm` wrote for it. InputError if
-    it is not a file with such a profile, WorkError if the engine does not answer or has no such model.
+    it is not a file with such a profile or the engine has no such model, WorkError if the engine does not answer.
     """
     if parse_size(spec) is not None and not Path(spec).exists():
         raise InputError(f"{spec} is a size; run `cotenant profile llm` on the engine first, and give its file",

@@ -68,7 +68,7 @@ def load(
     from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
-    from cotenant.loadgen.openai import PATHS, OpenAiTest, ask_models, promises, run_openai
+    from cotenant.loadgen.openai import PATHS, OpenAiTest, ask_models, check_models, promises, run_openai
     from cotenant.loadgen.target import parse_target
     from cotenant.workloads.llm.drawn import draw_pool
 
@@ -81,6 +81,8 @@ def load(
     target = parse_target(openai, shown_token(token), cafile, insecure)
     if target.is_grpc:
         raise InputError("OpenAI's API is HTTP; write http://HOST:PORT", field="openai")
+    if model:
+        check_models(target, model)  # before the requests, which would all fail
     names = model or ask_models(target)
     clients = _clients(requests.arrivals, requests.rate)
     length_s = DEFAULT_S if requests.duration is None else parse_seconds(requests.duration, field="duration")

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from cotenant.core.errors import WorkError
 from cotenant.core.metrics.tokens import Target as Promise
-from cotenant.loadgen.openai import OpenAiTest, OpenAiTransport, run_openai
+from cotenant.loadgen.openai import OpenAiTest, OpenAiTransport, check_models, run_openai
 from cotenant.loadgen.target import Target
 from cotenant.profiles.llm.fit import Fit, Point, fit
 from cotenant.profiles.llm.profile import Step, pairs_of
@@ -118,12 +118,8 @@ def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:
 
 
 def limits(target: Target, model: str) -> int | None:
-    """Return the engine's limit on the tokens of one request, as its API reports it; None if it reports no limit."""
-    _, content = replace(target, prefix=target.prefix.removesuffix("/v1")).ask("/v1/models")
-    try:
-        rows = {row["id"]: row.get("max_model_len") for row in content["data"]}
-    except (KeyError, TypeError):
-        return None
-    if model not in rows:
-        raise WorkError(f"{target} has no model {model!r}; it has {', '.join(map(str, rows))}")
-    return rows[model] if isinstance(rows[model], int) else None
+    """Return the engine's limit on the tokens of one request, as its API reports it; None if it reports no limit.
+    Raises as `check_models`.
+    """
+    found = check_models(target, [model]).get(model, {}).get("max_model_len")
+    return found if isinstance(found, int) else None

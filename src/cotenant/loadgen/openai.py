@@ -13,7 +13,7 @@ import httptools
 import numpy as np
 import orjson
 
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.core.metrics.tokens import TokenTimes
 from cotenant.loadgen.http import Connection, HttpTransport
@@ -335,14 +335,30 @@ def _sentence(raw: bytes) -> str:
 
 def ask_models(target: Target) -> list[str]:
     """Return the names of the server's models. WorkError if it does not list them."""
-    status, content = Target(**{**vars(target), "prefix": target.prefix.removesuffix("/v1")}).ask("/v1/models")
-    try:
-        names = [str(row["id"]) for row in content["data"]]
-    except (KeyError, TypeError):
-        names = []
-    if status != 200 or not names:
+    status, rows = _listed(target)
+    if not rows:
         raise WorkError(f"{target} does not list its models (status {status})")
-    return names
+    return list(rows)
+
+
+def check_models(target: Target, names: Sequence[str]) -> dict[str, Any]:
+    """Return the server's list of models: name -> entry of the list; empty if it has no list. InputError if it has one
+    without one of these names; WorkError if the server cannot be reached.
+    """
+    _, rows = _listed(target)
+    for name in names:
+        if rows and name not in rows:
+            raise InputError(f"{target} has no model {name!r}; it has {', '.join(rows)}", field="model")
+    return rows
+
+
+def _listed(target: Target) -> tuple[int, dict[str, Any]]:
+    """Return the status of the server's answer to /v1/models, and the entries by the models' names."""
+    status, content = replace(target, prefix=target.prefix.removesuffix("/v1")).ask("/v1/models")
+    try:
+        return status, {str(row["id"]): row for row in content["data"]} if status == 200 else {}
+    except (KeyError, TypeError):
+        return status, {}
 
 
 def run_openai(
