@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -32,7 +33,10 @@ def engine(tmp_path: Path) -> Iterator[str]:
 
 def test_a_given_engine_is_compared_with_its_profile(engine: str, tmp_path: Path) -> None:
     profile = tmp_path / "llm.json"
-    cotenant("profile", "llm", engine, "--model", "chat", "--rounds", 2, "--max-sequences", 4, "--out", profile)
+    asked = ("profile", "llm", engine, "--model", "chat", "--rounds", 2, "--max-sequences", 4, "--out", profile)
+    first, second, *_ = cotenant(*asked).err.splitlines()
+    assert first == "chat: 18 measurements, 6 in each of 3 rounds"
+    assert re.fullmatch(r"chat: the first round has ended, about [\d.]+ m?s left", second)
     row = json.loads(profile.read_text())["models"]["chat"]
     assert {point.get("sequences") for point in row["measured"]["points"]} == {None, 1, 2, 4}
     done = cotenant(

@@ -4,9 +4,12 @@ API.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from cotenant.cli.progress import Tick
 
 
 def llm(
@@ -32,6 +35,7 @@ def llm(
     profile that `simulate --serving`, `plan` and `timed-llm` read.
     """
     import json
+    import sys
 
     from cotenant.cli.progress import jobs_progress
     from cotenant.core.errors import InputError
@@ -51,8 +55,10 @@ def llm(
     target = parse_target(url)
     most = limits(target, model) or 8192
     work = Profiling(target, model, most, kv_tokens, rounds, endpoint, seed, max_sequences)
-    with jobs_progress(f"profiling {model}", len(work.cells()) * (rounds + 1)) as tick:
-        found = measure(work, tick)
+    count = len(work.cells())
+    print(f"{model}: {count * (rounds + 1)} measurements, {count} in each of {rounds + 1} rounds", file=sys.stderr)
+    with jobs_progress(f"profiling {model}", count * (rounds + 1)) as tick:
+        found = measure(work, _with_estimate(tick, model, count))
     profile = LlmProfile(model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu)
     measured = found.measured() | {"rounds": rounds, "seed": seed, "url": str(target)}
     add_row(out, profile, measured)
@@ -68,3 +74,24 @@ def llm(
     wide = max((row["ms_ci95"][1] - row["ms_ci95"][0]) / row["ms"] for row in measured["points"])
     print(f"{len(found.points)} points, residuals up to {found.worst:.1%}, 95 % intervals up to {wide:.1%} wide")
     print(f"wrote {model} to {out}")
+
+
+def _with_estimate(tick: Tick, model: str, count: int) -> Tick:
+    """Return `tick`, which also prints how long the other rounds will take when the first one, of `count` measurements,
+    has ended. On a terminal the bar shows that.
+    """
+    import sys
+    import time
+
+    from cotenant.core.units import format_seconds
+
+    began_s = time.monotonic()
+
+    def told(done: int, of: int) -> None:
+        tick(done, of)
+        if done == count and not sys.stderr.isatty():
+            left_s = (time.monotonic() - began_s) * (of / count - 1)
+            text = format_seconds(round(left_s, 1) if left_s < 90 else 60 * round(left_s / 60))
+            print(f"{model}: the first round has ended, about {text} left", file=sys.stderr, flush=True)
+
+    return told
