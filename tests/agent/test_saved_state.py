@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import AgentProcess
+from agent_harness import AgentProcess, declare, gpu_uuid
 from fake_shim import FakeShim, register
 from waiting import wait_for
 
@@ -119,3 +120,30 @@ def test_the_next_agent_has_as_much_host_memory_for_the_same_tenants(agent: Agen
             process.kill()
             process.wait()
             assert load_swap_budget(agent.folder / "state.json") is None, "nobody needs it any more"
+
+
+def test_the_next_agent_measures_a_share_over_a_whole_window(start_agent: Callable[..., AgentProcess]) -> None:
+    """At first the tenant has a turn all the time, although its limit is 30 % of the window."""
+    with tempfile.TemporaryDirectory(prefix="cot-") as name:
+        config = declare(Path(name), "window: 1h\ntenants: [{name: a, limit: 30%}]\n")
+        agent = start_agent(config=config)
+
+        def share(shim: FakeShim) -> dict[str, Any]:
+            shim.attach(gpu_uuid(0))
+            shim.take()
+            (row,) = agent.tenant("a")["gpus"]
+            return row
+
+        with agent.client() as launcher:
+            token = register(launcher, "a", limit=None)["token"]
+            row = share(FakeShim(agent.folder, token))
+            assert (row["holding"], row["got"], row["measuring"]) == (True, None, True)
+            agent.kill()
+            agent.start()
+            shim = FakeShim(agent.folder, token)
+            row = share(shim)
+            assert (row["holding"], row["got"], row["measuring"]) == (True, None, True)
+            declare(Path(name), "window: 100ms\nquota: 100ms\ntenants: [{name: a, limit: 30%}]\n")
+            wait_for(lambda: agent.tenant("a")["gpus"][0]["got"] is not None, what="a whole window has passed")
+            assert not agent.tenant("a")["gpus"][0]["measuring"]
+            shim.close()

@@ -47,6 +47,13 @@ def test_who_takes_no_turns_is_not_called_idle() -> None:
     assert state == {"turns": "idle", "at-once": "running"}
 
 
+def test_a_share_is_not_shown_before_a_window_has_passed() -> None:
+    look = answer("new")
+    look["tenants"][0]["gpus"] = [look["tenants"][0]["gpus"][0] | {"got": None, "measuring": True, "holding": False}]
+    (row,) = (line for line in drawn(look).splitlines() if line.startswith("new"))
+    assert row.split()[2:9] == ["idle", "30%", "60%", "-", "not", "a", "window"]
+
+
 def test_a_share_that_is_not_enforced_is_the_state() -> None:
     look = answer("good", "sly")
     look["tenants"][1] |= {"state": "ShareNotEnforced", "not_enforced": [{"text": "it left", "for_s": 3.0}]}

@@ -73,8 +73,8 @@ def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
         return Text("◦ waits", style="yellow")
-    # if the tenant's share is not measured (`got` is None), it is not known whether the tenant is idle
-    at_once = share["got"] is None
+    # if the tenant's share is never measured, it is not known whether the tenant is idle
+    at_once = share["got"] is None and not share.get("measuring")
     return Text("idle" if tenant["state"] == "running" and not at_once else tenant["state"], style="dim")
 
 
@@ -162,6 +162,12 @@ def tenant_table(
     return fit(build, heads, DISPENSABLE, width)
 
 
+def _bar(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
+    if share.get("measuring"):
+        return Text("not a window yet".ljust(BAR), style="dim")
+    return share_bar(share["got"], tenant["request"], tenant["limit"], share.get("sms"))
+
+
 def _cells(tenant: dict[str, Any], share: dict[str, Any]) -> dict[str, Text | str]:
     pids = tenant["pids"]
     return {
@@ -171,7 +177,7 @@ def _cells(tenant: dict[str, Any], share: dict[str, Any]) -> dict[str, Text | st
         "ASKED": _percent(tenant["request"]),
         "LIMIT": _percent(tenant["limit"]),
         "GOT": _got(share),
-        BAR_HEAD: share_bar(share["got"], tenant["request"], tenant["limit"], share.get("sms")),
+        BAR_HEAD: _bar(tenant, share),
         "MEMORY": _memory(share),
         "ON GPU": _on_gpu(share),
         "MOVES": _moves(share),

@@ -30,6 +30,7 @@ from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 from cotenant.core.strength import NOT_ENFORCED
+from cotenant.policy.shares.slice_settings import SliceSettings
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ class Rows:
             "memory_why": held.why,
             "memory": self.ledger.families(tenant.name, uuid),
             "got": None,
+            "measuring": False,
             "short_s": self.shortfalls.short_s(tenant, uuid, now_ns),
             "hour": self.shortfalls.hour(tenant, uuid),
             "holding": False,
@@ -168,16 +170,18 @@ class Rows:
         residency = self.residents.row(tenant, uuid)
         if residency is not None:
             row["residency"] = residency
+        window_ns = 0
         if self.registry.sliced(tenant):
+            window_ns = SliceSettings.window_ns
             row["got"] = self.slices.part(tenant, uuid)
         machine = self.broker.turns.gpus[uuid]
         account = machine.accounts.get(tenant.name)
         if account is not None:
             account.window.trim(now_ns)
             turn_ns = account.turn_ns(now_ns)
-            span_ns = min(account.window.window_ns, max(1, now_ns - tenant.created_ns))
+            window_ns = account.window.window_ns
             row |= {
-                "got": min(1.0, (account.window.held_ns + turn_ns) / span_ns),
+                "got": min(1.0, (account.window.held_ns + turn_ns) / window_ns),
                 "holding": machine.turn is not None and machine.turn.account is account,
                 "waiting": account.waiting,
                 "turns": account.turns + (1 if turn_ns else 0),
@@ -185,6 +189,10 @@ class Rows:
                 "held_s": account.held_so_far_ns(now_ns) / 1e9,
                 "overrun_s": account.overrun_ns / 1e9,
             }
+        if now_ns - tenant.created_ns < window_ns:
+            # Limits hold over a whole window: in a part of it a tenant may have more. A restarted agent does not know
+            # what its tenants had before.
+            row |= {"got": None, "measuring": True}
         return row
 
     def _state(self, tenant: Tenant) -> str:
