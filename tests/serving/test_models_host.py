@@ -75,6 +75,60 @@ def test_a_program_waits_until_its_name_is_free(tmp_path: Path) -> None:
         assert answer == {"ok": True}
 
 
+def test_a_name_that_stays_taken_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "NAME_FREE_S", -1.0)
+    said = f"is the tenant a of the agent in {tmp_path}: rename the model"
+    taken = TakenNameError("a tenant named a is running")
+    with answering(tmp_path, taken) as host, pytest.raises(WorkError, match=said):
+        host._register(TenantSpec("a"))
+
+
+@pytest.mark.parametrize(
+    ("row", "taken"),
+    [
+        ({}, True), ({"name": "c"}, False), ({"declared": True}, False), ({"declared": True, "pids": [7]}, True),
+        ({"holder": {"name": "pod"}}, False), ({"declared": True, "root_pid": 7}, True),
+        ({"declared": True, "state": "starting"}, True),
+    ],
+)  # fmt: skip
+def test_a_server_does_not_start_beside_one_with_a_model_of_the_same_name(
+    row: dict[str, Any], taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "NAME_FREE_S", -1.0)
+    tenant = {"name": "b", "declared": False, "holder": None, "root_pid": None, "pids": [], "state": "no GPU yet"} | row
+    gpus = [{"index": 0, "uuid": "GPU-a", "memory_bytes": 6 << 30}]
+    monkeypatch.setattr(AgentHost, "_call_once", lambda *_: {"gpus": gpus, "tenants": [tenant]})
+    models: Any = tuple(SimpleNamespace(name=name, memory=1 << 30) for name in "ab")
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=1), models, tmp_path, keeper)
+    try:
+        if taken:
+            with pytest.raises(InputError, match=rf"models\[1\]\.name: .* is the tenant b of the agent in {tmp_path}"):
+                asyncio.run(host.start())
+        else:
+            asyncio.run(host.start())
+    finally:
+        asyncio.run(host.close())
+        keeper.close()
+
+
+def test_a_program_waits_for_the_end_of_one_of_an_earlier_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"name": "a", "declared": False, "holder": None, "root_pid": 7, "pids": [], "state": "running"}]
+    lists = [rows, rows, []]
+    gpus = [{"index": 0, "uuid": "GPU-a", "memory_bytes": 6 << 30}]
+    monkeypatch.setattr(
+        AgentHost, "_call_once", lambda _, op: {"gpus": gpus, "tenants": lists.pop(0) if op == "list" else []}
+    )
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=1), (SimpleNamespace(name="a", memory=1 << 30),), tmp_path, keeper)  # type: ignore[arg-type]
+    asyncio.run(host.start())
+    asyncio.run(host.close())
+    keeper.close()
+    assert not lists
+
+
 def test_a_lack_of_host_memory_is_told_at_once(tmp_path: Path) -> None:
     with answering(tmp_path, NoHostMemoryError("a needs 8 GiB")) as host, pytest.raises(NoHostMemoryError, match="GiB"):
         host._register(TenantSpec("a"))
@@ -122,7 +176,7 @@ def test_models_that_host_memory_never_holds_are_named(tmp_path: Path, caplog: p
     keeper = Keeper()
     for most in (2 << 30, 4 << 30, None):
         host = AgentHost(ModelGpusEntry(count=1), tuple(models), tmp_path, keeper, most)
-        host._call_once = lambda _: {"gpus": gpus, "swap_memory": {"budget_bytes": 9 << 30}}  # type: ignore[method-assign]
+        host._call_once = lambda _: {"gpus": gpus, "swap_memory": {"budget_bytes": 9 << 30}, "tenants": []}  # type: ignore[method-assign]
         asyncio.run(host.start())
     keeper.close()
     said = "host_memory: 2.0 GiB is less than the memory of b, c: stopped, never evicted"

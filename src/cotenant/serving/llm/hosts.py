@@ -154,6 +154,8 @@ class AgentHost:
                 raise
             await self._start_own()
             status = await self._in_thread(lambda: self._call_once("status"))
+        else:
+            await self._check_names()
         if self._host_bytes is not None and (most := status["swap_memory"]["budget_bytes"]) < self._host_bytes:
             budget, wanted = format_bytes(most), format_bytes(self._host_bytes)
             LOG.warning("the agent has --swap-memory %s, so host_memory: %s cannot all be used", budget, wanted)
@@ -172,6 +174,21 @@ class AgentHost:
         if large and self.moves and not self._all_fit:
             most = format_bytes(self._host_bytes or 0)
             LOG.warning("host_memory: %s is less than the memory of %s: stopped, never evicted", most, ", ".join(large))
+
+    async def _check_names(self) -> None:
+        """Raise InputError if a program at the agent has the name of a model, as the models of another server have. The
+        name of a program that has just ended becomes free soon.
+        """
+        numbers = {model.name: number for number, model in enumerate(self._models)}
+        deadline = time.monotonic() + NAME_FREE_S
+        while True:
+            rows = (await self._in_thread(lambda: self._call_once("list")))["tenants"] if numbers else []
+            taken = next((row for row in rows if row["name"] in numbers and _is_in_use(row)), None)
+            if taken is None:
+                return
+            if time.monotonic() > deadline:
+                raise InputError(_taken(taken["name"], self.agent), field=f"models[{numbers[taken['name']]}].name")
+            await asyncio.sleep(0.1)
 
     def _own_budget(self) -> int:
         """Host memory for the agent that the server starts. Raises InputError if the machine has less than wanted."""
@@ -279,8 +296,10 @@ class AgentHost:
             client = self._connected()
             try:
                 return client, client.call("register", tenant=spec_to_dict(spec), join=False, timeout_s=None)
-            except (TakenNameError, WorkError):
+            except (TakenNameError, WorkError) as error:
                 client.close()
+                if time.monotonic() > deadline and isinstance(error, TakenNameError):
+                    raise WorkError(_taken(spec.name, self.agent)) from None
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
@@ -351,6 +370,16 @@ class AgentHost:
             self._keeper.ended(self._own.pid)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._closing.close()
+
+
+def _is_in_use(row: dict[str, Any]) -> bool:
+    """Whether a tenant, as a row of the agent's list, has a program or waits for one that is being started."""
+    lasting = row["declared"] or row["holder"]
+    return not lasting or row["root_pid"] is not None or bool(row["pids"]) or row["state"] == "starting"
+
+
+def _taken(name: str, agent: Path) -> str:
+    return f"a program of another server or launcher is the tenant {name} of the agent in {agent}: rename the model"
 
 
 def last_line(log: Path) -> str:
