@@ -88,18 +88,33 @@ def write_progress(folder: Path, progress: Progress) -> None:
     write_json(folder / PROGRESS_FILE, asdict(progress))
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically. It is not synced to disk, so a crash of the machine may lose it; leases and
-    progress reports are soon written again.
+def write_json(path: Path, content: Mapping[str, Any], *, sync: bool = False) -> None:
+    """Replace a JSON file atomically. Without `sync` it is not synced to disk, so a crash of the machine may lose it or
+    leave it empty; leases and progress reports are soon written again.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(json.dumps(content))
+        with part.open("w") as file:
+            file.write(json.dumps(content))
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         part.replace(path)
+        if sync:
+            _sync_folder(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Sync a folder to disk, so that a crash of the machine does not undo a rename in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -89,10 +89,11 @@ class NodeJobs:
         if (epoch, number) <= (self.epoch, self.number):
             return {"refused": self.epoch, "now_ns": time.monotonic_ns(), "results": [], "reports": []}
         if orders or epoch != self.epoch:
-            # stored before the orders are executed, so that an older order which arrives later is refused
+            # stored before the orders are executed, so that an older order which arrives later is refused, also if this
+            # machine has crashed meanwhile: jobs of a controller that was replaced could otherwise start again here
             self.epoch, self.number = epoch, number
             with contextlib.suppress(OSError):
-                write_json(self.folder / FENCE_FILE, {"epoch": epoch, "number": number})
+                write_json(self.folder / FENCE_FILE, {"epoch": epoch, "number": number}, sync=True)
         self.epoch, self.number = epoch, number
         results = [self._carry_out(order) for order in orders]
         reports = [self._report(name, attempt) for name, attempt in list(self.attempts.items())]
