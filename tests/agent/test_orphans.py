@@ -177,9 +177,9 @@ def test_a_process_that_loads_its_program_for_long_is_found(monkeypatch: pytest.
 
     (tmp_path / str(os.getpid())).mkdir()
     monkeypatch.setattr(orphans, "environment", loads)
-    monkeypatch.setattr(orphans, "LOADING_S", 60.0)
+    monkeypatch.setattr(processes, "SEARCH_S", 60.0)
     assert [key.pid for key in by_token(["mine"], tmp_path)["mine"]] == [os.getpid()]
-    monkeypatch.setattr(orphans, "LOADING_S", 0.0)
+    monkeypatch.setattr(processes, "SEARCH_S", 0.0)
     readings[:] = [TimeoutError()]
     assert by_token(["mine"], tmp_path) == {}, "a search ends, even if execve hangs"
 

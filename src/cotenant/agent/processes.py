@@ -11,13 +11,14 @@ import resource
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 # the longest wait for execve, which takes microseconds unless the host is very busy
 EXECVE_S = 0.02
-# how often the list of processes is read at most, until it has nothing new
-LISTINGS = 10
+# how long a search of all processes reads the list of processes again: a missed process would lose its tenant
+SEARCH_S = 1.0
 # the indices of env_start and env_end among the fields that `_stat_fields` returns (proc_pid_stat(5) counts them as 50
 # and 51)
 ENV_START, ENV_END = 47, 48
@@ -124,18 +125,27 @@ def ancestors(pid: int, most: int = 64) -> list[int]:
 
 def in_group(group: int) -> bool:
     """Whether a process group contains a living process; zombies do not count."""
-    seen = set[str]()
-    for _ in range(LISTINGS):
-        # a process that ended before it was looked at may have started another one after the list was read
-        fresh = {entry for entry in os.listdir("/proc") if entry.isdigit()} - seen
-        if not fresh:
-            break
-        seen |= fresh
-        for entry in fresh:
-            fields = _stat_fields(int(entry))
-            if fields and int(fields[2]) == group and fields[0] not in "ZX":
-                return True
+    for pid in each_process():
+        fields = _stat_fields(pid)
+        if fields and int(fields[2]) == group and fields[0] not in "ZX":
+            return True
     return False
+
+
+def each_process(proc: Path = Path("/proc"), again: set[int] | None = None) -> Iterator[int]:
+    """Yield the pids of all processes. A pid that the caller adds to `again` is yielded once more.
+
+    The list of processes is read until it has nothing new, for at most SEARCH_S: a process that has ended before it was
+    looked at may have started another one after the list was read, as daemons do.
+    """
+    again = set() if again is None else again
+    seen, end = set[int](), time.monotonic() + SEARCH_S
+    while left := again | {int(entry) for entry in os.listdir(proc) if entry.isdigit()} - seen:
+        seen |= left
+        again.clear()
+        yield from sorted(left)
+        if time.monotonic() > end:
+            break
 
 
 def descendants(roots: set[ProcessKey]) -> set[ProcessKey]:

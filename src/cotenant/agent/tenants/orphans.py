@@ -7,18 +7,14 @@ The token also finds daemons, which leave their parent, group and session and ma
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from cotenant.agent.processes import ProcessKey, alive, environment, in_group, is_zombie, key_of
+from cotenant.agent.processes import ProcessKey, alive, each_process, environment, in_group, is_zombie, key_of
 from cotenant.agent.tenants.tenant import Tenant
 
 FIRST_LOOK_S = 0.01
 LAST_LOOK_S = 0.5
-# how long a search waits for processes that are loading their programs: a missed process would lose its tenant
-LOADING_S = 1.0
 NOBODY: frozenset[ProcessKey] = frozenset()
 
 
@@ -26,27 +22,19 @@ def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, f
     """For each token, the living processes that have it in their environment. Those of other users are not visible."""
     marks = {f"COTENANT_TOKEN={token}".encode(): token for token in tokens}
     found: dict[str, set[ProcessKey]] = {}
-    seen, loading, end = set[int](), set[int](), time.monotonic() + LOADING_S
-    # The list is read until it has nothing new: a process that has ended before it was looked at may have started
-    # another one after the list was read, as daemons do.
-    while left := loading | {int(entry) for entry in os.listdir(proc) if entry.isdigit()} - seen:
-        seen |= left
-        loading = set()
-        for pid in sorted(left):
-            try:
-                variables = environment(pid, proc)
-            except TimeoutError:
-                loading.add(pid)
-                continue
-            except OSError:
-                continue
-            for variable in variables:
-                if token := marks.get(variable):
-                    found.setdefault(token, set()).add(key_of(pid))
-        found = {token: {key for key in keys if not is_zombie(key.pid)} for token, keys in found.items()}
-        if time.monotonic() > end:
-            break
-    return {token: frozenset(keys) for token, keys in found.items()}
+    loading: set[int] = set()  # processes that are loading their programs
+    for pid in each_process(proc, loading):
+        try:
+            variables = environment(pid, proc)
+        except TimeoutError:
+            loading.add(pid)
+            continue
+        except OSError:
+            continue
+        for variable in variables:
+            if token := marks.get(variable):
+                found.setdefault(token, set()).add(key_of(pid))
+    return {token: frozenset(key for key in keys if not is_zombie(key.pid)) for token, keys in found.items()}
 
 
 class Orphans:
