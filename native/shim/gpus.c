@@ -194,6 +194,7 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
         cot_swap_forget_context(gpu, context);
         cot_share_forget_context(context);
         cot_floor_context_gone(gpu, context);
+        cot_kernels_context_gone(context);
     }
     pthread_mutex_lock(&cot_lock);
     /* `context` is NULL if a context was announced to the agent but could not be created: then no context is

@@ -48,6 +48,8 @@ extern HIDDEN bool cot_profiling; /* this program's kernels are being measured, 
 HIDDEN void cot_kernels_start(void);
 HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream);
 HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
+HIDDEN void cot_kernels_collect(void);
+HIDDEN void cot_kernels_context_gone(CUcontext gone);
 
 HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not know the function */
 

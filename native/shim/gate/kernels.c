@@ -40,7 +40,7 @@ struct pair {
     CUevent before, after;
     CUcontext context;
     struct kind *kind;
-    bool closed;           /* both events of the pair have been recorded */
+    bool closed;           /* both events of the pair have been recorded, or are gone with their context */
     uint64_t began_ns;     /* time at which the thread began to record the first event */
     uint64_t pause_ns;     /* at most this much of the time between the events may be a pause of the thread */
 };
@@ -102,6 +102,11 @@ static void collect(void)
 {
     while (oldest != newest) {
         struct pair *pair = &pairs[oldest % PAIRS];
+        if (pair->closed && !pair->after) {
+            missed++;
+            oldest++;
+            continue;
+        }
         if (!pair->closed || REAL(cuEventQuery)(pair->after) == CUDA_ERROR_NOT_READY)
             return;
         float ms = 0;
@@ -153,6 +158,8 @@ void cot_kernels_start(void)
     kinds = calloc(KINDS, sizeof *kinds);
     if (!kinds)
         return;
+    /* after a fork, the events in `pairs` are those of the parent process */
+    memset(pairs, 0, sizeof pairs);
     oldest = newest = 0;
     missed = 0;
     strcpy(path, given);
@@ -170,8 +177,11 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
     collect();
     struct pair *pair = newest - oldest < PAIRS ? &pairs[newest % PAIRS] : NULL;
     if (pair && pair->context != cot_thread->context) {
-        /* events can be recorded only in streams of their own context, so this context needs two new ones; if the old
-         * context was destroyed, so were the old events */
+        /* events can be recorded only in streams of their own context, so this context needs two new ones */
+        if (pair->before)
+            REAL(cuEventDestroy_v2)(pair->before);
+        if (pair->after)
+            REAL(cuEventDestroy_v2)(pair->after);
         pair->before = pair->after = NULL;
         pair->context = cot_thread->context;
     }
@@ -200,5 +210,30 @@ void cot_kernels_after(struct pair *pair, CUstream stream)
     pthread_mutex_lock(&lock);
     pair->pause_ns = took_ns > LAUNCH_NS && !queued ? took_ns : 0;
     pair->closed = true;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Called before a context is destroyed: afterwards, the times of its kernels could not be read any more. */
+void cot_kernels_collect(void)
+{
+    if (!cot_profiling)
+        return;
+    pthread_mutex_lock(&lock);
+    collect();
+    pthread_mutex_unlock(&lock);
+}
+
+/* Called when a context was destroyed, and its events with it. The driver may give a new context the same handle. */
+void cot_kernels_context_gone(CUcontext gone)
+{
+    if (!cot_profiling)
+        return;
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < PAIRS; i++)
+        if (pairs[i].context == gone) {
+            pairs[i].before = pairs[i].after = NULL;
+            pairs[i].context = NULL;
+            pairs[i].closed = true;
+        }
     pthread_mutex_unlock(&lock);
 }

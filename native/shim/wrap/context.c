@@ -102,6 +102,7 @@ static CUcontext primary_of(CUdevice device)
     {                                                                \
         bool active = primary_is_active(device);                     \
         CUcontext context = active ? primary_of(device) : NULL;      \
+        cot_kernels_collect();                                       \
         CUresult result = ((CUresult(*)(CUdevice))REAL_POINTER(name))(device); \
         if (active && !primary_is_active(device)) {                  \
             cot_thread_context_changed();                            \
@@ -119,6 +120,7 @@ PRIMARY_END(cuDevicePrimaryCtxReset_v2)
     EXPORT CUresult name(CUcontext context)                                \
     {                                                                      \
         CUdevice device = context ? device_of(context) : -1;               \
+        cot_kernels_collect();                                             \
         CUresult result = ((CUresult(*)(CUcontext))REAL_POINTER(name))(context);   \
         cot_thread_context_changed();                                      \
         if (result == CUDA_SUCCESS && device >= 0)                         \
