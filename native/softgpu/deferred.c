@@ -101,6 +101,26 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
     return false;
 }
 
+/* Destroys an event. As in CUDA, streams that wait for the event or will record it are not affected: it is freed after
+ * the last operation that names it. */
+void soft_event_destroy(struct soft_event *event)
+{
+    pthread_mutex_lock(&ops_lock);
+    event->kind = 0;
+    bool unused = event->uses == 0;
+    pthread_mutex_unlock(&ops_lock);
+    if (unused)
+        free(event);
+}
+
+/* the caller holds ops_lock, which protects the lists */
+static void finish(struct soft_op *op)
+{
+    if (op->event && --op->event->uses == 0 && op->event->kind != SOFT_EVENT)
+        free(op->event);
+    free(op);
+}
+
 static void *pump(void *unused)
 {
     (void)unused;
@@ -113,7 +133,7 @@ static void *pump(void *unused)
             while (stream->first_op && carry_out(stream, stream->first_op, soft_clock(stream->context), &look_ns)) {
                 struct soft_op *done = stream->first_op;
                 stream->first_op = done->next;
-                free(done);
+                finish(done);
             }
             if (!stream->first_op)
                 *link = stream->next_held;
@@ -146,6 +166,8 @@ static void append(struct soft_stream *stream, struct soft_op op)
     *kept = op;
     kept->next = NULL;
     kept->queued_ns = soft_clock(stream->context);
+    if (kept->event)
+        kept->event->uses++;
     bool first = !stream->first_op;
     if (first)
         stream->first_op = kept;

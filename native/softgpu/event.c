@@ -25,11 +25,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     struct soft_event *event = event_of(handle);
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
-    event->kind = 0;
-    /* an event without a known time is still in the list of a held stream (deferred.c), from which its time will be
-     * written to it; so it is never freed */
-    if (event->when_ns != SOFT_UNKNOWN_NS)
-        free(event);
+    soft_event_destroy(event);
     return CUDA_SUCCESS;
 }
 

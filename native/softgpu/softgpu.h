@@ -204,6 +204,7 @@ struct soft_event {
     _Atomic uint64_t when_ns;
     struct soft_context *context;
     struct soft_graph *captured_in;
+    uint32_t uses; /* number of operations of held streams that name the event (deferred.c) */
 };
 
 #define SOFT_UNKNOWN_NS UINT64_MAX
@@ -284,6 +285,7 @@ CUresult soft_hold(struct soft_stream *stream, struct soft_op op);
 bool soft_defer(struct soft_stream *stream, struct soft_op op);
 bool soft_is_held(struct soft_stream *stream);
 void soft_settle(struct soft_stream *stream);
+void soft_event_destroy(struct soft_event *event);
 bool soft_is_device_memory(uint64_t address);
 bool soft_is_pageable(uint64_t address);
 bool soft_is_within_its_span(uint64_t address, uint64_t bytes);

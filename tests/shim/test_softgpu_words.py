@@ -286,3 +286,41 @@ print(data.raw.decode(), raw("cuMemExportToShareableHandle", byref(fd), taken, 1
 print(raw("cuMemImportFromShareableHandle", byref(taken), c_void_p(999), 1))
 """
     assert run(tenants, script).split("\n") == ["1", "0", "0 0", "0 None", "abcd 1", "1"]
+
+
+def test_an_event_that_is_destroyed_is_still_waited_for(tenants: Tenants) -> None:
+    """The first stream waits for a word and then for an event, which is destroyed before its time has come."""
+    script = """
+kernel, ns = function(module, b"timed"), c_uint64(400_000_000)
+event = c_void_p()
+cu("cuEventCreate", byref(event), 0)
+cu("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, other, (c_void_p * 1)(ctypes.addressof(ns)), None)
+cu("cuEventRecord", event, other)
+wait(stream, 0, 1)
+cu("cuStreamWaitEvent", stream, event, 0)
+write(stream, 1, 7)
+cu("cuEventDestroy_v2", event)
+words[0] = 1
+print(settled(1, 7), busy(other))
+"""
+    assert run(tenants, script) == "True False"
+
+
+def test_an_event_may_be_destroyed_and_made_again_while_streams_are_held(tenants: Tenants) -> None:
+    """Events whose record or wait is still in the list of a held stream; the driver's memory stays whole."""
+    script = """
+for turn in range(1, 200):
+    wait(stream, 0, turn)
+    for again in range(5):
+        event = c_void_p()
+        cu("cuEventCreate", byref(event), 0)
+        cu("cuEventRecord", event, (stream, other)[again % 2])
+        cu("cuStreamWaitEvent", (other, stream)[again % 2], event, 0)
+        if again == 3: cu("cuEventRecord", event, None)
+        cu("cuEventDestroy_v2", event)
+    write(other, 1, turn)
+    words[0] = turn
+cu("cuStreamSynchronize", stream); cu("cuStreamSynchronize", other)
+print(words[1])
+"""
+    assert run(tenants, script) == "199"
