@@ -50,6 +50,36 @@ def test_every_section_with_figures_has_its_row() -> None:
     assert not missing, f"no row in claims.md: {missing}"
 
 
+def section(target: str) -> str:
+    """The part of a page below a heading PAGE#ANCHOR, up to the next one of its level. PAGE: the whole page."""
+    page, _, anchor = target.partition("#")
+    text = (BENCHMARKS / page).read_text()
+    if not anchor:
+        return text
+    parts = re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
+    levels = [len(part) - len(part.lstrip("#")) for part in parts]
+    first = next((i for i, part in enumerate(parts) if levels[i] and slug(part.partition("\n")[0]) == anchor), None)
+    assert first is not None, f"{target}: no such heading"
+    end = next((i for i in range(first + 1, len(parts)) if levels[i] <= levels[first]), len(parts))
+    return "".join(parts[first:end])
+
+
+def numbers(text: str) -> set[str]:
+    return {number.replace(",", "") for number in NUMBER.findall(text)}
+
+
+def test_every_figure_of_a_section_s_row_is_in_the_section() -> None:
+    """A figure is rounded in the row as it is on the page, so that both can be compared."""
+    wrong = {}
+    cited = [row for row in rows(CLAIMS) if len(row) == 5 and row[0].startswith("[")]
+    assert len(cited) > 80
+    for name, figure, *_ in cited:
+        target = name[name.rindex("](") + 2 : -1]
+        if missing := numbers(figure) - numbers(section(target)):
+            wrong[target] = sorted(missing)
+    assert not wrong
+
+
 def test_the_second_harness_imports_nothing_of_the_project() -> None:
     programs = list((ROOT / "bench" / "independent").glob("*.py"))
     assert programs
