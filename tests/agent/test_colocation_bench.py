@@ -115,7 +115,7 @@ def test_long_units_that_end_with_the_block_do_not_count_as_done_in_it(monkeypat
     together at the end: over 0.3 s that was 50 a second, and best-effort work beside a service lacked as much."""
 
     now_ns = [0]
-    monkeypatch.setattr("cotenant.bench.be_loads.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    monkeypatch.setattr("cotenant.bench.workload.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
 
     def step() -> None:
         now_ns[0] += 25_000_000

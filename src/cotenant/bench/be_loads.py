@@ -7,8 +7,7 @@ The program prints `ready NAME` (the name of the GPU). Then it reads these comma
 answers each with a JSON object; end of input ends the program.
 
 - `load KIND` sets up a load: "kind", and "unit_ms" (duration of a launch)
-- `run SECONDS` runs the load: "count" (number of launches), "begin_ns", "end_ns", and "marks" (pairs of a time in ns
-  and the number of launches that had completed)
+- `run SECONDS` runs the load: the object that bench/workload.py prints for a block, whose unit of work is a launch
 - `times SECONDS` runs the load: "times_ns", the times at which each launch returned
 - `ends SECONDS` runs the load: "times_ns", the times at which each launch was seen to have completed
 
@@ -37,13 +36,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cotenant.bench.workload import LAUNCH_CORE, in_a_sentence, keep_to
+from cotenant.bench.workload import LAUNCH_CORE, in_a_sentence, keep_to, pipelined, run_block
 from cotenant.core.errors import InputError
 
 KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|(train-resnet50|train-transformer)(?::([1-9]\d{0,3}))?)$")
 UNIT_S = 0.001  # duration of one unit of work, which may be several launches
 DEPTH = 4  # number of units of work that are kept in flight
-MARK_NS = 10_000_000
 
 # The durations of the software GPU's kernels are those of an H100 80GB HBM3. mm: 2 N^3 / 690 TFLOP/s, with a lower
 # bound for small ones; add and copy: 3.0 TB/s, read and written; training: as measured, as (kernels per step, ns of
@@ -84,32 +82,18 @@ class Load:
 
     def run(self, seconds: float) -> dict[str, Any]:
         """Run the load for `seconds` with DEPTH units of work in flight."""
-        begin_ns = now_ns = time.monotonic_ns()
-        until_ns = begin_ns + round(seconds * 1e9)
-        started = done = 0
-        marks: list[tuple[int, int]] = []
-        next_ns = begin_ns + MARK_NS
-        while now_ns < until_ns:
+
+        def start(index: int) -> None:
             for _ in range(self.per_unit):
                 self.launch()
-            self.mark(started % DEPTH)
-            started += 1
-            if started - done >= DEPTH:
-                self.wait(done % DEPTH)
-                done += 1
-            now_ns = time.monotonic_ns()
-            if now_ns >= next_ns:
-                marks.append((now_ns, done * self.per_unit))
-                next_ns = now_ns + MARK_NS
-        while done < started:
-            self.wait(done % DEPTH)
-            done += 1
-        return {
-            "count": done * self.per_unit,
-            "begin_ns": begin_ns,
-            "end_ns": time.monotonic_ns(),
-            "marks": marks,
-        }
+            self.mark(index)
+
+        def wait(index: int) -> int:
+            self.wait(index)
+            return 0
+
+        step, finish = pipelined(start, wait, DEPTH, self.per_unit)
+        return run_block(step, finish, seconds)
 
 
 def launch_times(load: Load, seconds: float) -> dict[str, Any]:

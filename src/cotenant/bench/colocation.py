@@ -3,7 +3,6 @@ work under each scheme, in alternating blocks with the same arrivals."""
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from cotenant.agent.config.kernel_table import compiled
 from cotenant.bench.be_loads import KIND
 from cotenant.bench.colocation_rig import Rig
 from cotenant.bench.harness import Program
+from cotenant.bench.shares import COUNT, between
 from cotenant.core.errors import InputError
 from cotenant.core.metrics.attainment import attainment
 from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
@@ -128,17 +128,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 def rate_between(block: dict[str, Any], begin_ns: int, end_ns: int) -> float:
     """Return the units of best-effort (BE) work per second inside [begin, end], interpolated linearly between marks."""
-    points = [(block["begin_ns"], 0), *block["marks"], (block["end_ns"], block["count"])]
-
-    def until(at_ns: int) -> float:
-        if at_ns <= points[0][0]:
-            return 0.0
-        for (left_ns, left), (right_ns, right) in itertools.pairwise(points):
-            if at_ns <= right_ns:
-                return float(left + (right - left) * (at_ns - left_ns) / max(1, right_ns - left_ns))
-        return float(points[-1][1])
-
-    return (until(end_ns) - until(begin_ns)) / ((end_ns - begin_ns) / 1e9)
+    return between(block, begin_ns, end_ns, COUNT) / ((end_ns - begin_ns) / 1e9)
 
 
 def summary(series: Series) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cotenant.bench.driver import Driver
-from cotenant.bench.workload import orders, run_block
+from cotenant.bench.workload import orders, pipelined, run_block
 from cotenant.core.errors import WorkError
 
 DIRECTIONS = ("h2d", "d2h")
@@ -41,32 +41,23 @@ class Copier:
         self.stream = cuda.stream()
         self.name = FUNCTIONS[direction]
         self.ends = (device, self.host) if direction == "h2d" else (self.host, device)
-        self._events = [cuda.event() for _ in range(DEPTH)]
-        self._started = self._ended = 0
+        events = [cuda.event() for _ in range(DEPTH)]
+
+        def start(index: int) -> None:
+            cuda.call(f"{self.name}Async_v2", *self.ends, ctypes.c_size_t(size), self.stream)
+            cuda.record(events[index], self.stream)
+
+        def wait(index: int) -> int:
+            cuda.wait(events[index])
+            return 0
+
+        # functions that queue a copy and wait for all queued copies, and return the bytes of the copies that ended
+        self.queue, self.finish = pipelined(start, wait, DEPTH, size)
 
     def whole(self) -> tuple[int, int]:
         """Run one synchronous copy. Returns the number of bytes, and 0 in place of a GPU time."""
         self.cuda.call(f"{self.name}_v2", *self.ends, ctypes.c_size_t(self.size))
         return self.size, 0
-
-    def queue(self) -> tuple[int, int]:
-        """Queue one copy; if three are then queued, wait for the oldest. Returns the number of bytes of the copy that
-        was waited for (0 if none was), and 0 in place of a GPU time.
-        """
-        self.cuda.call(f"{self.name}Async_v2", *self.ends, ctypes.c_size_t(self.size), self.stream)
-        self.cuda.record(self._events[self._started % DEPTH], self.stream)
-        self._started += 1
-        return self._finish_one() if self._started - self._ended == DEPTH else (0, 0)
-
-    def _finish_one(self) -> tuple[int, int]:
-        self.cuda.wait(self._events[self._ended % DEPTH])
-        self._ended += 1
-        return self.size, 0
-
-    def finish(self) -> tuple[int, int]:
-        """Wait for all queued copies. Returns their total number of bytes, and 0 in place of a GPU time."""
-        left = self._started - self._ended
-        return sum(self._finish_one()[0] for _ in range(left)), 0
 
 
 def host_memory(cuda: Driver, memory: str, size: int) -> ctypes.c_void_p:

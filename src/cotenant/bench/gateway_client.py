@@ -9,47 +9,66 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 WARM_S = 1.0
 
 
-def drive(host: str, port: int, request: bytes, connections: int, seconds: float) -> dict[str, float]:
+class Client:
+    """A connection that sends the same HTTP request again and again. `sent`: time of the last request in s."""
+
+    def __init__(self, host: str, port: int, request: bytes) -> None:
+        self.socket = socket.create_connection((host, port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.request, self.buffer, self.sent = request, b"", 0.0
+
+    def ask(self) -> None:
+        """Send the request."""
+        self.buffer, self.sent = b"", time.perf_counter()
+        self.socket.send(self.request)
+
+    def receive(self) -> None:
+        """Read the bytes that have arrived. Raises ConnectionError if the server has closed the connection."""
+        data = self.socket.recv(65536)
+        if not data:
+            raise ConnectionError("the server closed a connection")
+        self.buffer += data
+
+    def read(self) -> bool | None:
+        """Read the bytes that the connection has received. Returns whether the request has succeeded, or None if it is
+        still in flight.
+        """
+        self.receive()
+        return self.buffer.startswith(b"HTTP/1.1 200") if whole(self.buffer) else None
+
+
+def drive(connect: Callable[[], Client], connections: int, seconds: float) -> dict[str, float]:
     """Send requests in a closed loop. Returns requests per second and percentiles of latency over `seconds`, after a
     warm-up.
     """
     poll = select.epoll()
-    sockets: dict[int, socket.socket] = {}
-    sent: dict[int, float] = {}
-    pending: dict[int, bytes] = {}
+    clients = {}
     for _ in range(connections):
-        one = socket.create_connection((host, port))
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sockets[one.fileno()] = one
-        poll.register(one, select.EPOLLIN)
-    began = time.perf_counter()
-    for fd, one in sockets.items():
-        sent[fd] = time.perf_counter()
-        one.send(request)
+        one = connect()
+        clients[one.socket.fileno()] = one
+        poll.register(one.socket, select.EPOLLIN)
+        one.ask()
+    began = now = time.perf_counter()
     counted_from, end = began + WARM_S, began + WARM_S + seconds
     latencies: list[float] = []
     failed = 0
-    now = began
     while now < end:
         for fd, _ in poll.poll(1.0):
-            data = sockets[fd].recv(65536)
+            one = clients[fd]
+            answer = one.read()
             now = time.perf_counter()
-            if not data:
-                raise ConnectionError("the server closed a connection")
-            data = pending.pop(fd, b"") + data
-            if not whole(data):
-                pending[fd] = data
+            if answer is None:
                 continue
             if now >= counted_from:
-                latencies.append(now - sent[fd])
-                failed += not data.startswith(b"HTTP/1.1 200")
-            sent[fd] = now
-            sockets[fd].send(request)
+                latencies.append(now - one.sent)
+                failed += not answer
+            one.ask()
         now = time.perf_counter()
     return summary(latencies, failed, seconds)
 
@@ -82,10 +101,11 @@ def whole(data: bytes) -> bool:
     return len(body) >= int(head[at + 15 :].split(b"\r\n", 1)[0])
 
 
-def main() -> None:
-    """Run the HTTP client with the arguments of the command line."""
+def main(client: Callable[[str, int, bytes], Client] = Client) -> None:
+    """Run the client with the arguments of the command line."""
     host, port, request, connections, seconds = sys.argv[1:6]
-    print(json.dumps(drive(host, int(port), Path(request).read_bytes(), int(connections), float(seconds))))
+    content = Path(request).read_bytes()
+    print(json.dumps(drive(lambda: client(host, int(port), content), int(connections), float(seconds))))
 
 
 if __name__ == "__main__":

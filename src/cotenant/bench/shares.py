@@ -122,7 +122,7 @@ def between(block: dict[str, Any], start_ns: float, end_ns: float, what: int) ->
 
 def _until(block: dict[str, Any], at_ns: float, what: int) -> float:
     first = (block["begin_ns"], 0, 0)
-    last = (block["end_ns"], block["count"], block["busy_ns"])
+    last = (block["end_ns"], block["count"], block.get("busy_ns", 0))
     if at_ns <= first[0]:
         return 0.0
     for left, right in itertools.pairwise([first, *block["marks"], last]):

@@ -33,7 +33,7 @@ from cotenant.core.errors import InputError, WorkError
 KINDS = ("busy", "training", "launch", "graph")
 # environment variable with the core on which the launching thread runs after the setup
 LAUNCH_CORE = "COTENANT_BENCH_CORE"
-MARK_NS = 20_000_000
+MARK_NS = 10_000_000
 DEPTH = 6
 
 Done = tuple[int, int]  # number of units of work that were done, and their GPU time in ns
@@ -73,27 +73,27 @@ def run_block(
     }
 
 
-def _pipelined(start: Callable[[int], None], wait: Callable[[int], int]) -> Any:
-    """Return functions `step` and `finish` that keep DEPTH units of work in flight. `wait` returns the GPU time of its
-    unit.
+def pipelined(start: Callable[[int], None], wait: Callable[[int], int], depth: int = DEPTH, size: int = 1) -> Any:
+    """Return functions `step` and `finish` that keep `depth` pieces of work in flight. `wait` returns the GPU time of
+    its piece. `size`: units of work of a piece.
     """
     state = {"started": 0, "ended": 0}
 
     def end_one() -> int:
-        used_ns = wait(state["ended"] % DEPTH)
+        used_ns = wait(state["ended"] % depth)
         state["ended"] += 1
         return used_ns
 
     def step() -> Done:
-        start(state["started"] % DEPTH)
+        start(state["started"] % depth)
         state["started"] += 1
-        if state["started"] - state["ended"] < DEPTH:
+        if state["started"] - state["ended"] < depth:
             return 0, 0
-        return 1, end_one()
+        return size, end_one()
 
     def finish() -> Done:
         left = state["started"] - state["ended"]
-        return left, sum(end_one() for _ in range(left))
+        return left * size, sum(end_one() for _ in range(left))
 
     return step, finish
 
@@ -138,7 +138,7 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
             cuda.wait(events[index])
             return kernel_ns
 
-        return cuda.name, *_pipelined(start, wait)
+        return cuda.name, *pipelined(start, wait)
     if kind == "training":
         size = 1 << 20
         device, host = cuda.buffers(size)
@@ -189,7 +189,7 @@ def _torch_products(torch: Any) -> Any:
         last.synchronize()
         return gpu_time.unit(round(first.elapsed_time(last) * 1e6))
 
-    return _pipelined(start, wait)
+    return pipelined(start, wait)
 
 
 def torch_workload(kind: str) -> tuple[str, Any, Any]:
