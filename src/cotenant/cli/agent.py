@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli.log_options import LogFormat, LogLevel
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_memory_or_zero, parse_seconds
 
 app = typer.Typer(add_completion=False)
 
@@ -99,9 +101,7 @@ def agent(
     from cotenant.agent.config.swap import parse_moving
     from cotenant.agent.daemon import AgentOptions
     from cotenant.core import logs
-    from cotenant.core.errors import InputError
     from cotenant.core.folders import own_agent_folder
-    from cotenant.core.units import parse_memory_or_zero
 
     logs.configure(log_format, log_level)
     if fail is not None and fail not in FAIL_MODES:
@@ -135,7 +135,6 @@ def agent(
 def read_token(path: Path | None, field: str) -> str | None:
     """Return the first line of the token file; None if no file is named. Raises InputError, with `field`, if the file
     is unusable."""
-    from cotenant.core.errors import InputError
     from cotenant.core.textfile import read_text
 
     if path is None:
@@ -163,8 +162,6 @@ def _quota(config: Text, discipline: Text, **times: Text) -> Any:
     """
     from cotenant.agent.config.files import AgentConfig, quota_settings
     from cotenant.agent.config.schema import load
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_seconds
 
     given = {
         f"{name}_ns": round(parse_seconds(value, f"--{name.replace('_', '-')}") * 1e9)

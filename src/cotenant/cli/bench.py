@@ -12,6 +12,9 @@ from cotenant.cli.bench_colocation import colocation
 from cotenant.cli.bench_gateway import gateway
 from cotenant.cli.bench_llm import llm
 from cotenant.cli.bench_pcie import pcie
+from cotenant.cli.progress import say
+from cotenant.core.errors import InputError
+from cotenant.core.units import counted, parse_fraction, parse_memory, parse_seconds
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Benchmarks against a baseline measured in the same run."
@@ -29,9 +32,6 @@ Gpus = Annotated[
 
 
 def _fractions(text: str, field: str) -> list[float]:
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_fraction
-
     values = []
     for part in text.split(","):
         part = part.strip()
@@ -66,8 +66,6 @@ def shares(
     tenants; shares are measured by completed work.
     """
     from cotenant.bench.shares import measure
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_seconds
 
     asked = _fractions(requests, "--requests")
     capped = _fractions(limits, "--limits") if limits else [1.0] * len(asked)
@@ -117,17 +115,11 @@ def swap(
     """Measure how fast GPU memory is swapped out and in, relative to pinned copies in the same run; contents are
     checked.
     """
-    import sys
-
     from cotenant.bench.swap import measure
     from cotenant.bench.swap import text as in_words
-    from cotenant.core.units import parse_memory
-
-    def progress(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
     result = measure(
-        parse_memory(size, "--size"), moves, gpus=gpus, park=park, check_every=check_every, progress=progress
+        parse_memory(size, "--size"), moves, gpus=gpus, park=park, check_every=check_every, progress=say
     )
     print(json.dumps(result) if as_json else in_words(result))
 
@@ -142,12 +134,8 @@ def overhead(
     as_json: Json = False,
 ) -> None:
     """Measure the overhead for a single tenant: the same program native and as a tenant, in interleaved pairs."""
-    import sys
-
     from cotenant.bench.overhead import measure
     from cotenant.bench.workload import KINDS
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import counted, parse_seconds
 
     kinds = tuple(workloads.split(",")) if workloads else KINDS
     for kind in kinds:
@@ -159,16 +147,13 @@ def overhead(
     if not 0.001 <= block_s <= 3600.0:
         raise InputError("the duration of a block must be between 1 ms and 1 h", field="--block")
 
-    def progress(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     result = measure(
         gpus=gpus,
         workloads=kinds,
         pairs=pairs,
         block_s=block_s,
         processes=processes,
-        progress=progress,
+        progress=say,
     )
     if as_json:
         print(json.dumps(result))

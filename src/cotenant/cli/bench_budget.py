@@ -7,6 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from cotenant.cli.progress import say
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_fraction, parse_seconds
+
 
 def budget(
     ls: Annotated[
@@ -33,12 +37,9 @@ def budget(
 
     The slowdown is measured for each fraction of the SMs in --sms and each duty cycle in --overlap.
     """
-    import sys
 
     from cotenant.bench.colocation import parse_ls
     from cotenant.bench.colocation_budget import Budget, bytes_moved, measure
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_fraction, parse_seconds
 
     block_s = parse_seconds(block, "--block")
     if not 0.1 <= block_s <= 600:
@@ -55,14 +56,11 @@ def budget(
         1 + parse_fraction(tolerated, "--tolerated"),
         block_s,
     )
-    found = measure(gpus, wanted, progress=lambda text: print(text, file=sys.stderr, flush=True))
+    found = measure(gpus, wanted, progress=say)
     print(json.dumps(found) if as_json else _in_words(found))
 
 
 def _parts(text: str, field: str) -> list[float]:
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_fraction
-
     parts = sorted({parse_fraction(part.strip(), field) for part in text.split(",")})
     if not 0.01 <= parts[0] <= parts[-1] <= 1.0:
         raise InputError("fractions must be between 1 % and 100 %", field=field)

@@ -5,10 +5,15 @@ scheme (a rule for when best-effort work may run, such as tidal).
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+
+from cotenant.cli.progress import say
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_fraction, parse_seconds
 
 
 def colocation(
@@ -82,7 +87,6 @@ def colocation(
         about |= {"On": card, "Service": _service(ls), "Beside": be, "Measured": shape.said}
     if html:
         import datetime
-        import sys
 
         from cotenant.report.colocation import write_page
 
@@ -121,15 +125,8 @@ def _service(ls: str) -> str:
     return f"ResNet-50 in fp16, batch {batch}, {rate} requests/s (Poisson)"
 
 
-def _progress(text: str) -> None:
-    import sys
-
-    print(text, file=sys.stderr, flush=True)
-
-
 def _changes(in_flight_us: int | None, duty_cycle: str) -> dict[str, Any]:
     """Return the settings that override those of every co-location scheme."""
-    from cotenant.core.units import parse_fraction
     from cotenant.policy.colocation import ColocationSettings
 
     changes: dict[str, Any] = {}
@@ -145,7 +142,6 @@ def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str])
     """Return the duration of each simulated run in s. Raises InputError for options that only real measurements have.
     """
     from cotenant.bench.colocation_virtual import ls_work
-    from cotenant.core.errors import InputError
 
     if foreign:
         raise InputError(
@@ -159,7 +155,7 @@ def _virtual(ls: str, be: str, schemes: str, seconds: float, changes: dict[str, 
     from cotenant.bench.colocation import parse_schemes
     from cotenant.bench.colocation_virtual import measure
 
-    return measure(ls, be.split(","), parse_schemes(schemes), seconds, changes=changes, progress=_progress)
+    return measure(ls, be.split(","), parse_schemes(schemes), seconds, changes=changes, progress=say)
 
 
 def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dict[str, Any], str]:
@@ -168,8 +164,6 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
 
     from cotenant.agent.config.kernel_table import compiled, most_class
     from cotenant.bench.colocation import Plan, measure, parse_be, parse_ls, parse_schemes
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_seconds
     from cotenant.profiles.kernels.profile import read_kernel_rows
 
     block_s = parse_seconds(shape.block, "--block")
@@ -191,7 +185,7 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
         changes=shape.changes,
         ls_class=most_class(read_kernel_rows(Path(shape.ls_profile))) if shape.ls_profile else "unknown",
         be_kernels=compiled(read_kernel_rows(Path(shape.be_profile))) if shape.be_profile else "",
-        progress=_progress,
+        progress=say,
     )
     found = measure(gpus, plan)
     shape.said = f"{shape.rounds} rounds of interleaved blocks of {block_s:g} s, with the same arrivals in each block"
@@ -200,7 +194,6 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
 
 
 def _recorded(path: str) -> dict[str, Any]:
-    from cotenant.core.errors import InputError
     from cotenant.core.jsonfile import read_json
     from cotenant.report.colocation import COLUMNS
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cotenant.cli.progress import say
+
 
 def gateway(
     systems: Annotated[str, typer.Option(metavar="LIST", help="cotenant,asgi-inline,ray-serve")] = "",
@@ -18,7 +20,6 @@ def gateway(
     """Measure the overhead of a gateway with worker processes: the same small ONNX model served by Cotenant, by a bare
     ASGI app and, if installed, by Ray Serve, on the same cores with the same client.
     """
-    import sys
 
     from cotenant.bench.gateway import SYSTEMS, measure
     from cotenant.core.errors import InputError
@@ -31,7 +32,7 @@ def gateway(
     if not (1 <= connections <= 1000 and 0.2 <= seconds <= 600 and 1 <= rounds <= 100):
         raise InputError("connections must be 1 to 1000, seconds 0.2 to 600 and rounds 1 to 100", field="--connections")
     require("serve", "httptools", "hpack", "google.protobuf", "onnxruntime")
-    result = measure(chosen, connections, seconds, rounds, lambda text: print(text, file=sys.stderr, flush=True))
+    result = measure(chosen, connections, seconds, rounds, say)
     if as_json:
         print(json.dumps(result))
         return

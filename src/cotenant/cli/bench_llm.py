@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from cotenant.cli.progress import say
+from cotenant.core.errors import check_choice
+
 
 def llm(
     profile: Annotated[str, typer.Option(help="Profile written by `profile llm`, or a model size such as 8b.")] = "8b",
@@ -32,7 +35,6 @@ def llm(
     --profile the file that `cotenant profile llm` wrote for it.
     """
     import contextlib
-    import sys
 
     from cotenant.core.errors import InputError
     from cotenant.core.extras import require
@@ -47,13 +49,9 @@ def llm(
     from cotenant.workloads.llm.trace import TokenOptions
 
     length_s = parse_seconds(duration, field="duration")
-    if endpoint not in PATHS:
-        raise InputError(f"{endpoint!r} is not {' or '.join(PATHS)}", field="endpoint")
+    check_choice(endpoint, PATHS, "endpoint")
     if (url is None) != (model is None):
         raise InputError("give both --url and --model, or neither", field="model" if model is None else "url")
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
     running: contextlib.AbstractContextManager[Engine]
     if url is not None and model is not None:

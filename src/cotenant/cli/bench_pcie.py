@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cotenant.core.errors import InputError, check_choice
+
 Text = str | None
 
 
@@ -43,9 +45,9 @@ def pcie(
     from cotenant.policy.copies import CopySettings
 
     checked = parse_weights(weights)
-    _one_of(direction, ("h2d", "d2h"), "--direction")
-    _one_of(memory, ("pinned", "pageable"), "--memory")
-    _one_of(mode, ("async", "sync"), "--mode")
+    check_choice(direction, ("h2d", "d2h"), "--direction")
+    check_choice(memory, ("pinned", "pageable"), "--memory")
+    check_choice(mode, ("async", "sync"), "--mode")
     copies = with_options(CopySettings(), period=copy_period_bytes, chunk=copy_chunk_bytes) or CopySettings()
     result = measure(
         checked,
@@ -65,23 +67,13 @@ def pcie(
     _tell(result)
 
 
-def _one_of(value: str, allowed: tuple[str, ...], field: str) -> None:
-    from cotenant.core.errors import InputError
-
-    if value not in allowed:
-        raise InputError(f"{value!r} is not {' or '.join(allowed)}", field=field)
-
-
 def _seconds(seconds: float) -> float:
-    from cotenant.core.errors import InputError
-
     if not 0.5 <= seconds <= 600.0:
         raise InputError("the duration must be between 0.5 and 600 seconds", field="--seconds")
     return seconds
 
 
 def _size(text: Text, gpus: str) -> int | None:
-    from cotenant.core.errors import InputError
     from cotenant.core.units import parse_bytes
     from cotenant.devices.registry import device_named
 

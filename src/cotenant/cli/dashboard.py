@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,8 +28,6 @@ def dashboard(
     """Show several nodes on one page: which tenant or job has which part of which GPU, which ones wait, and why. Runs
     until stopped.
     """
-    import asyncio
-
     from cotenant.observability.http import parse_address
     from cotenant.observability.merge import Remote
 
@@ -39,7 +38,6 @@ def dashboard(
 
 
 async def _serve(host: str, port: int, remotes: list[Remote]) -> None:
-    import asyncio
     import signal
     import sys
 

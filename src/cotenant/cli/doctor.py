@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.folders import agent_folder, own_agent_folder
 from cotenant.core.strength import DEMANDABLE, Promise, Strength
 
 app = typer.Typer(add_completion=False)
@@ -51,8 +53,6 @@ def doctor(
 
 
 def _demand(text: str) -> tuple[Promise, Strength]:
-    from cotenant.core.errors import InputError
-
     promise, _, strength = text.partition("=")
     if promise not in tuple(Promise) or strength not in DEMANDABLE:
         raise InputError(f"{text[:40]!r} is not {DEMAND}, such as memory=driver", field="--enforce")
@@ -64,8 +64,6 @@ def _examine(folder: Path | None, gpus: str) -> Report:
     process.
     """
     from cotenant.agent.ipc.client import ControlClient
-    from cotenant.core.errors import InputError, WorkError
-    from cotenant.core.folders import agent_folder
     from cotenant.devices.registry import device_named
     from cotenant.native.libraries import DRIVER_SHIM, library_path
 
@@ -93,7 +91,6 @@ def _examine(folder: Path | None, gpus: str) -> Report:
 def _look(gpus: str, folder: Path | None) -> list[dict[str, Any]]:
     """Examine the GPUs in the way an agent of this user would. Raises WorkError if there is no GPU."""
     from cotenant.agent.mechanisms.prospects import find, row_of, strongest
-    from cotenant.core.folders import own_agent_folder
     from cotenant.devices.registry import discover
 
     mine = folder or own_agent_folder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,11 +35,11 @@ def experiment(
     figures, an HTML report, logs of client and server. If the server keeps its plan, the same requests are also
     simulated, and the figures are compared.
     """
-    import json
     import sys
     from pathlib import Path
 
     from cotenant.cli.load_view import live_table
+    from cotenant.cli.progress import say
     from cotenant.core.errors import InputError, WorkError
     from cotenant.loadgen.experiment import load_services, read_experiment, run_experiment, shipped
 
@@ -53,7 +54,7 @@ def experiment(
     folder = Path(out or f"{found.name}-out")
     names = [s.name for s in load_services(found)]
     with live_table(names, found.duration_s, found.raw.title, as_json) as tell:
-        outcome = run_experiment(found, folder, tell, lambda text: print(text, file=sys.stderr))
+        outcome = run_experiment(found, folder, tell, say)
     _write(outcome, folder)
     if as_json:
         print(json.dumps(outcome.summary()))
@@ -67,8 +68,6 @@ def experiment(
 
 
 def _write(outcome: Outcome, folder: Path) -> None:
-    import json
-
     from cotenant.core.files import atomic_file
     from cotenant.report.load import write_page
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cotenant.core.print_table import print_table
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -61,12 +63,26 @@ def flowing(parts: Sequence[Text], width: int | None) -> Text:
     return line
 
 
-def plain_table(title: str | None = None) -> Table:
-    """Return a new table without a frame, with a line below its head, to which the caller adds columns."""
+def plain_table(title: str | None = None, heads: Sequence[str] = (), left: Sequence[str] = ()) -> Table:
+    """Return a new table without a frame, with a line below its head, and with these columns. Columns are aligned to
+    the right, except those in `left`.
+    """
     from rich import box
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right")
+    return table
+
+
+def figures_table(title: str, first: str, heads: Sequence[str]) -> Table:
+    """Return a new table of figures: a column for names, which may be folded, then `heads`, aligned to the right."""
+    table = plain_table(title)
+    table.add_column(first, overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
 
 
 def to_file() -> bool:
@@ -79,8 +95,6 @@ def print_whole(table: Table, console: Console | None = None) -> None:
     trailing spaces."""
     from rich.console import Console
 
-    from cotenant.core.print_table import print_table
-
     console = console or Console()
     print_table(Console(width=max(FILE_WIDTH, table_width(table))) if to_file() else console, table)
 
@@ -90,8 +104,6 @@ def print_fitting(build: Build, narrow: Build, heads: Sequence[str], dispensable
     If the output goes to a file or pipe, all columns are printed.
     """
     from rich.console import Console
-
-    from cotenant.core.print_table import print_table
 
     console = Console()
     if to_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,8 @@ import typer
 
 from cotenant.cli import fleet_replay
 from cotenant.cli.log_options import LogFormat, LogLevel
+from cotenant.core.folders import fleet_folder
+from cotenant.core.units import counted, parse_seconds
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Run training jobs under a policy: up, down, status."
@@ -119,11 +122,7 @@ def down(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Checkpoint and stop all jobs, then stop the controller. The jobs continue when the fleet is started again."""
-    import json
-
     from cotenant.cli.fleet_up import wait_for_end
-    from cotenant.core.folders import fleet_folder
-    from cotenant.core.units import counted, parse_seconds
     from cotenant.fleet.client import FleetClient
 
     within_s = parse_seconds(within, "within")
@@ -146,9 +145,6 @@ def status(
     folder: Where = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 ) -> None:
     """Show the controller, its nodes and the number of running and waiting jobs."""
-    import json
-
-    from cotenant.core.folders import fleet_folder
     from cotenant.fleet.client import FleetClient
 
     with FleetClient(folder or fleet_folder()) as client:
@@ -168,10 +164,6 @@ def record(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the fleet's history as the record of a run, for explain, compare and reports."""
-    import json
-
-    from cotenant.core.folders import fleet_folder
-    from cotenant.core.units import counted
     from cotenant.fleet.controller.recording import record_of
 
     found = record_of(folder or fleet_folder(), out)

@@ -56,7 +56,7 @@ def replay(
     """Run a trace in real time with jobs that take as long as their profiles say, simulate it with the profiles
     measured from those jobs, and compare.
     """
-    from cotenant.cli.progress import jobs_progress
+    from cotenant.cli.progress import jobs_progress, say
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_memory, parse_seconds
     from cotenant.fleet.replay import ReplayOptions, replay
@@ -81,13 +81,12 @@ def replay(
     known = load_profiles(profiles)
     jobs = load_trace(trace, trace_options, classes=known.classes, iteration_s=known.iteration_s)
     with jobs_progress("running", len(jobs.jobs)) as tick:
-        found = replay(jobs, options, out=out, say=lambda text: print(text, file=sys.stderr, flush=True), progress=tick)
+        found = replay(jobs, options, out=out, say=say, progress=tick)
     summary = found.summary() | _described(options, out)
     for doubt in found.doubts():
         print(f"note: {doubt}", file=sys.stderr)
     if as_json:
-        json.dump(summary, sys.stdout)
-        sys.stdout.write("\n")
+        print(json.dumps(summary))
         return
     print(f"{summary['jobs']} jobs, {ordering} + {allotment}, {nodes} nodes of {gpus} pretended GPUs ({executor})")
     for name in ("mean_jct", "makespan"):

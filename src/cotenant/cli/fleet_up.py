@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.core import logs
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.units import counted, parse_memory, parse_seconds
 
 if TYPE_CHECKING:
     from cotenant.fleet.controller.planners import Planner
@@ -99,8 +100,6 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer))
         return
-    from cotenant.core.units import counted
-
     gpus = sum(node["gpus"] for node in answer["nodes"])
     jobs = answer["jobs"]["queued"] + answer["jobs"]["running"]
     more = f"; {counted(jobs, 'job')} of an earlier run {'continues' if jobs == 1 else 'continue'}" if jobs else ""
@@ -116,7 +115,6 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
     import dataclasses
 
     from cotenant.cli.agent import read_token
-    from cotenant.core.units import parse_memory, parse_seconds
     from cotenant.fleet.controller.elastic import ElasticPlanner
     from cotenant.fleet.controller.profiles import ProfileBook
     from cotenant.fleet.session import FleetOptions, node_specs

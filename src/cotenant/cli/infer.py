@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +41,6 @@ def infer(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Run one model on a share and report its loading time, latency percentiles and throughput. The input is random."""
-    import asyncio
     import json
 
     from cotenant.core.errors import InputError
@@ -87,7 +87,6 @@ async def run_batches(
     """Run batches of the model at equal intervals. Latency counts from when a batch was due, so that waiting is
     included.
     """
-    import asyncio
     import time
 
     import numpy as np

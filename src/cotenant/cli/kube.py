@@ -10,6 +10,7 @@ import typer
 
 from cotenant.cli import kube_objects
 from cotenant.cli.log_options import LogFormat, LogLevel
+from cotenant.core.errors import InputError, check_choice
 
 LOG = logging.getLogger(__name__)
 
@@ -72,7 +73,6 @@ def webhook(
     import asyncio
 
     from cotenant.core import logs
-    from cotenant.core.errors import InputError
     from cotenant.kube.admission import bootstrap
     from cotenant.kube.admission.mutate import Injection
     from cotenant.kube.admission.review import WebhookSettings
@@ -80,9 +80,9 @@ def webhook(
     from cotenant.kube.client import connect
 
     logs.configure(log_format, log_level)
-    _one_of(fail, ("open", "closed"), "--fail")
-    _one_of(mounts, ("webhook", "plugin"), "--mounts")
-    _one_of(memory_hook, ("true", "false"), "--memory-hook")
+    check_choice(fail, ("open", "closed"), "--fail")
+    check_choice(mounts, ("webhook", "plugin"), "--mounts")
+    check_choice(memory_hook, ("true", "false"), "--memory-hook")
     if self_signed == (cert is not None and key is not None) or (cert is None) != (key is None):
         raise InputError("give --cert and --key, or --self-signed", field="--cert")
     if token_file is not None and not token_file.is_file():
@@ -161,7 +161,6 @@ def plugin(
 ) -> None:
     """Register this node's GPUs with the kubelet and bind pods to their tenants. Runs until stopped."""
     from cotenant.core import logs
-    from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
     from cotenant.kube.client import connect
     from cotenant.kube.dra import offer
@@ -170,9 +169,9 @@ def plugin(
     from cotenant.kube.plugin.state import Grant
 
     logs.configure(log_format, log_level)
-    _one_of(mounts, ("webhook", "plugin"), "--mounts")
-    _one_of(one_gpu, ("true", "false"), "--one-gpu")
-    _one_of(claims, ("true", "false"), "--claims")
+    check_choice(mounts, ("webhook", "plugin"), "--mounts")
+    check_choice(one_gpu, ("true", "false"), "--one-gpu")
+    check_choice(claims, ("true", "false"), "--claims")
     list_every_s = parse_seconds(refresh, "--refresh")
     if not 0.1 <= list_every_s <= 6.0:
         raise InputError(
@@ -202,10 +201,3 @@ def install(
     from cotenant.kube.install import install as put
 
     LOG.info("the shim is in %s", put(to))
-
-
-def _one_of(value: str, choices: tuple[str, ...], field: str) -> None:
-    from cotenant.core.errors import InputError
-
-    if value not in choices:
-        raise InputError(f"{value!r} is not {' or '.join(choices)}", field=field)

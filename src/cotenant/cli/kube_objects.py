@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cotenant.core.errors import InputError
+
 Text = str | None
 Version = Annotated[str, typer.Option("--kubernetes", metavar="1.34", help="Kubernetes version of the cluster.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")]
@@ -106,8 +108,6 @@ def _show(things: list[dict[str, Any]], as_json: bool) -> None:
 @contextmanager
 def _of_file(path: Path) -> Iterator[None]:
     """Return a context that adds the file's name to errors raised in it."""
-    from cotenant.core.errors import InputError
-
     try:
         yield
     except InputError as error:
@@ -116,7 +116,6 @@ def _of_file(path: Path) -> Iterator[None]:
 
 def _read_pod(path: Path) -> dict[str, Any]:
     """Return the only pod of a manifest. Raises InputError if the manifest contains anything else, and names it."""
-    from cotenant.core.errors import InputError
     from cotenant.core.textfile import read_text
     from cotenant.core.yamlfile import parse_documents
 
@@ -130,8 +129,6 @@ def _read_pod(path: Path) -> dict[str, Any]:
 
 
 def _version(text: str) -> tuple[int, int]:
-    from cotenant.core.errors import InputError
-
     parts = text.removeprefix("v").split(".")
     if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
         raise InputError(f"must be a version such as 1.34, not {text!r}", field="--kubernetes")

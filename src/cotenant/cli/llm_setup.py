@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cotenant.cli.added_options import Command, Options, with_options
 from cotenant.core.errors import InputError
+from cotenant.core.units import parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
     from cotenant.profiles.llm.profile import LlmProfile
@@ -70,7 +71,6 @@ def takes_requests(command: Command) -> Command:
 
 def build_trace(models: Sequence[str], given: Requests, factor: float = 1.0) -> TokenTrace:
     """Generate the requests that the options describe, for these models, at `factor` times the rates."""
-    from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.workloads.llm.drawn import draw_trace
     from cotenant.workloads.llm.registry import read_tokens
     from cotenant.workloads.llm.trace import TokenOptions
@@ -115,8 +115,6 @@ def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
 
 def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
     """Return a profile for each model of the file, in the file's order."""
-    from dataclasses import replace
-
     from cotenant.profiles.llm.files import find_profile
 
     names = [m.name for m in config.models]
@@ -139,10 +137,7 @@ def build_setup(
     warm: bool = True, prefix_cache: bool = False, start_s: float | None = None,
 ) -> LlmSetup:  # fmt: skip
     """Return the simulator's setup for models.yaml and the profiles."""
-    from dataclasses import replace
-
     from cotenant.core.metrics.tokens import Target
-    from cotenant.core.units import parse_fraction
     from cotenant.policy.residency import ModelSettings
     from cotenant.sim.llm.engine import LlmSetup, SimModel
 

@@ -15,11 +15,9 @@ DISPENSABLE = ("move s", "tokens/s", "answered", "of ms", "ms", "good/s", "reque
 
 def show(content: Mapping[str, Any], title: str) -> None:
     """Print one row of figures per model, and the use of the GPUs."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
-    from cotenant.cli.fitting import print_fitting
+    from cotenant.cli.fitting import figures_table, print_fitting
 
     rows: dict[str, Mapping[str, Any]] = dict(content["models"])
     if len(rows) > 1:
@@ -27,10 +25,7 @@ def show(content: Mapping[str, Any], title: str) -> None:
     heads = [h for h in HEADS if h not in ("switches", "move s") or "gpus" in content]
 
     def build(shown: Sequence[str]) -> Table:
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("model", overflow="fold")
-        for head in shown:
-            table.add_column(head, justify="right", no_wrap=True)
+        table = figures_table(title, "model", shown)
         for name, row in rows.items():
             cells = _cells(row)
             table.add_row(escape(name), *(cells[head] for head in shown))

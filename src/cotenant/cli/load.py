@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.files import atomic_file, check_writable
 
 if TYPE_CHECKING:
     from cotenant.loadgen.result import LoadResult
@@ -98,11 +103,7 @@ def load(
     simulator. Requests are sent when they are due, without waiting for answers, and latency counts from that time; how
     late they were sent is reported.
     """
-    import json
-
     from cotenant.cli.token_file import shown_token
-    from cotenant.core.errors import InputError
-    from cotenant.core.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.options import parse_factor, parse_shapes, read_load_services
     from cotenant.loadgen.run import LoadTest
@@ -140,11 +141,7 @@ def _run(test: LoadTest, what: str, quiet: bool = False) -> LoadResult:
 
 
 def _report(result: LoadResult, csv: str | None, html: str | None, as_json: str | None) -> None:
-    import sys
-
     from cotenant.cli.load_view import show
-    from cotenant.core.errors import WorkError
-    from cotenant.core.files import atomic_file
 
     if csv is not None:
         with atomic_file(csv) as file:
@@ -164,9 +161,6 @@ def _report(result: LoadResult, csv: str | None, html: str | None, as_json: str 
 
 
 def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, quiet: bool) -> Found[LoadResult]:
-    import sys
-
-    from cotenant.core.errors import InputError
     from cotenant.loadgen.search import Probe, find_max
 
     if all(s.slo_ms is None for s in test.services):
@@ -188,8 +182,6 @@ def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, qui
 
 
 def _report_search(found: Found[LoadResult], test: LoadTest, csv: str | None, html: str | None, as_json: bool) -> None:
-    from cotenant.core.errors import WorkError
-
     best = found.final or next((p.result for p in reversed(found.probes) if p.factor == found.factor), None)
     if best is None:
         raise WorkError(f"the SLOs were missed at every load down to x{found.probes[-1].factor:.3g} of the given rates")
@@ -199,8 +191,6 @@ def _report_search(found: Found[LoadResult], test: LoadTest, csv: str | None, ht
         print(f"largest load that met the SLOs: x{found.factor:.3g} of the given rates ({rates}){more}")
         _report(best, csv, html, None)
         return
-    import json
-
     content: dict[str, Any] = {
         "factor": found.factor,
         "open_ended": found.open_ended,

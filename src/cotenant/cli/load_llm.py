@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.llm_setup import DEFAULT_S, Requests, build_trace, rates_of, takes_requests
+from cotenant.core.errors import InputError, WorkError, check_choice
+from cotenant.core.files import atomic_file, check_writable
 
 if TYPE_CHECKING:
     from cotenant.loadgen.loop import Loop
@@ -61,12 +65,9 @@ def load(
     """Send streaming requests to language models through OpenAI's API. Each request is sent when it is due, even if
     earlier ones have not been answered (an open loop), and its TTFT counts from the due time. With --arrivals closed:N
     each model always has N requests in flight instead."""
-    import json
     from dataclasses import replace
 
     from cotenant.cli.token_file import shown_token
-    from cotenant.core.errors import InputError
-    from cotenant.core.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.openai import PATHS, OpenAiTest, ask_models, check_models, promises, run_openai
     from cotenant.loadgen.target import parse_target
@@ -75,8 +76,7 @@ def load(
     for path in (csv, html):
         if path is not None:
             check_writable(path)
-    if endpoint not in PATHS:
-        raise InputError(f"{endpoint!r} is not {' or '.join(PATHS)}", field="endpoint")
+    check_choice(endpoint, PATHS, "endpoint")
     fields = _fields(extra)
     target = parse_target(openai, shown_token(token), cafile, insecure)
     if target.is_grpc:
@@ -124,7 +124,6 @@ def load(
 
 def _clients(arrivals: str, rate: list[str] | None) -> int:
     """Return the number of requests in flight per model in a closed loop; 0: the load is an open loop."""
-    from cotenant.core.errors import InputError
     from cotenant.workloads.requests.arrivals import parse_arrivals
 
     process = parse_arrivals(arrivals)
@@ -140,8 +139,6 @@ def _search(
     """Search for the largest factor on the load at which all models meet their SLOs. In a closed loop, only factors
     that give a whole number of clients are tried.
     """
-    import sys
-
     from cotenant.loadgen.openai import run_openai
     from cotenant.loadgen.search import find_max
 
@@ -159,10 +156,6 @@ def _search(
 def _report_search(
     found: Found[OpenAiResult], clients: int, asked_rps: float, csv: str | None, html: str | None, as_json: bool
 ) -> None:
-    import json
-
-    from cotenant.core.errors import WorkError
-
     best = found.final
     if best is None:
         raise WorkError(f"no load down to x{found.probes[-1].factor:.3g} of the given one met the SLOs")
@@ -184,10 +177,6 @@ def _report_search(
 
 
 def _fields(text: str) -> dict[str, Any]:
-    import json
-
-    from cotenant.core.errors import InputError
-
     try:
         found = json.loads(text)
     except ValueError:
@@ -199,8 +188,6 @@ def _fields(text: str) -> dict[str, Any]:
 
 def _targets(given: list[str] | None, field: str, names: list[str]) -> dict[str, float]:
     """Parse SLOs NAME=MS, or MS for all names."""
-    from cotenant.core.errors import InputError
-
     found: dict[str, float] = {}
     for text in given or []:
         name, _, number = text.rpartition("=")
@@ -216,8 +203,6 @@ def _targets(given: list[str] | None, field: str, names: list[str]) -> dict[str,
 
 def _lines(span_s: float) -> Any:
     """Return a function that prints a line of progress per minute on standard error."""
-    import sys
-
     last = 0.0
 
     def tell(loop: Loop) -> None:
@@ -231,11 +216,7 @@ def _lines(span_s: float) -> Any:
 
 
 def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: str | None) -> None:
-    import sys
-
     from cotenant.cli.llm_view import show
-    from cotenant.core.errors import WorkError
-    from cotenant.core.files import atomic_file
 
     if csv is not None:
         with atomic_file(csv) as file:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cotenant.cli.fitting import figures_table, print_fitting
 from cotenant.core.units import format_ms
 
 if TYPE_CHECKING:
@@ -62,17 +63,11 @@ def _lines(what: str, duration_s: float) -> Callable[[Sequence[Progress]], None]
 def _live(
     names: Sequence[str], duration_s: float, what: str, progress: Sequence[Progress], last: dict[str, Any]
 ) -> Table:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     now = max(p.now_s for p in progress)
-    table = Table(
-        title=f"{what}: {now:.0f} of {duration_s:g} s", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    table.add_column("service", overflow="fold")
-    for head in ("sent", "answered/s", "waiting", "ok", "not ok", "mean ms", "worst ms"):
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ("sent", "answered/s", "waiting", "ok", "not ok", "mean ms", "worst ms")
+    table = figures_table(f"{what}: {now:.0f} of {duration_s:g} s", "service", heads)
     for s, name in enumerate(names):
         rows = [p.services[s] for p in progress]
         sent, ok, bad, took = (sum(r[k] for r in rows) for k in range(4))
@@ -89,11 +84,7 @@ def _live(
 
 def show(result: LoadResult) -> None:
     """Print the result of a load test, in the format of simulated results."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
-
-    from cotenant.cli.fitting import print_fitting
 
     content = result.summary()
     late = content["lateness_ms"]
@@ -102,10 +93,7 @@ def show(result: LoadResult) -> None:
 
     def build(heads: Sequence[str]) -> Table:
         title = f"{content['requests']:,} requests in {content['duration_s']:g} s, seed {content['seed']}{left}"
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("service", overflow="fold")
-        for head in heads:
-            table.add_column(head, justify="right", no_wrap=True)
+        table = figures_table(title, "service", heads)
         for name, row in content["services"].items():
             table.add_row(escape(name), *(_cells(row)[head] for head in heads))
         if len(content["services"]) > 1:

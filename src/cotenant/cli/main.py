@@ -16,11 +16,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cotenant import __version__
+from cotenant.core.errors import InputError, WorkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from cotenant.core.errors import InputError
 
 # panel of --help -> verb -> (module with its `app`, line of help)
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
@@ -143,8 +142,6 @@ class LazyGroup(TyperGroup):
         if name not in VERBS:
             import difflib
 
-            from cotenant.core.errors import InputError
-
             close = difflib.get_close_matches(name, VERBS, 1)
             if close and not ctx.resilient_parsing:
                 raise InputError(f"no such command '{name}'; did you mean {close[0]}?")
@@ -186,8 +183,6 @@ def _refuse_empty(command: Any) -> None:
 
 def _process_filled(parameter: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
     if value == "" or (isinstance(value, list | tuple) and "" in value):
-        from cotenant.core.errors import InputError
-
         raise InputError("its value is empty; leave the option out, or write a value", field=parameter.opts[0])
     return process(context, value)
 
@@ -217,7 +212,6 @@ def _root(
 def main() -> None:
     """Run the command line. Exit codes: 0 success, 1 the operation failed, 2 wrong input."""
     from cotenant.core import logs
-    from cotenant.core.errors import InputError, WorkError
 
     logs.configure_short()
     try:

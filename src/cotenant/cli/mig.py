@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.core.errors import InputError
+
 if TYPE_CHECKING:
     from cotenant.core.mig import Geometry
     from cotenant.devices.nvml import Nvml
@@ -30,11 +32,6 @@ Double = Annotated[
         "on an A100-40GB, which has it only from driver R525 on).",
     ),
 ]
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    json.dump(content, sys.stdout)
-    sys.stdout.write("\n")
 
 
 def _nvml() -> Nvml:
@@ -78,13 +75,12 @@ def layouts(
         "multisets": [_short(k) for k in kinds],
     }
     if as_json:
-        _print_json(content)
+        print(json.dumps(content))
         return
     from cotenant.cli.fitting import plain_table, print_whole
 
-    table = plain_table(f"{geo.gpu}: {len(found)} placed layouts, {len(kinds)} multisets")
-    table.add_column("multiset")
-    table.add_column("placed (profile@start)")
+    heads = ("multiset", "placed (profile@start)")
+    table = plain_table(f"{geo.gpu}: {len(found)} placed layouts, {len(kinds)} multisets", heads, left=heads)
     for key in kinds:
         for layout in found:
             if multiset(geo, layout) == key:
@@ -102,7 +98,6 @@ def _short(kinds: tuple[str, ...]) -> str:
 
 def _read_jobs(path: str, geo: Geometry) -> list[Any]:
     """Read the jobs to place on MIG instances from a JSON file. InputError names the wrong field."""
-    from cotenant.core.errors import InputError
     from cotenant.core.jsonfile import read_json
     from cotenant.policy.mig.optimizer import PartitionJob
 
@@ -135,7 +130,6 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
 
 
 def _kind(geo: Geometry, name: str) -> str | None:
-    from cotenant.core.errors import InputError
     from cotenant.core.mig import kind_of
 
     try:
@@ -185,7 +179,6 @@ def plan(
 
     import numpy as np
 
-    from cotenant.core.errors import InputError
     from cotenant.core.mig import geometry
     from cotenant.policy.mig.optimizer import OBJECTIVES, best_partition, plan_jobs, speed_row
 
@@ -210,7 +203,7 @@ def plan(
         "decision_us": took_us,
     }
     if as_json:
-        _print_json(content)
+        print(json.dumps(content))
         return
     print(f"{geo.gpu}: {content['layout']}")
     for name, place in zip((job.name for job in todo), map(geo.name, best.placements), strict=True):
@@ -238,7 +231,6 @@ def apply(
     as_json: Json = False,
 ) -> None:
     """Apply a layout to a GPU of this machine: only instances that differ are destroyed and created. Needs root."""
-    from cotenant.core.errors import InputError
     from cotenant.core.mig_config import named_rules, read_mig_config
     from cotenant.devices.mig import apply as apply_layout
     from cotenant.devices.mig import apply_rules
@@ -256,7 +248,7 @@ def apply(
             return
         rows = apply_rules(nvml, rules, gpu, dry_run=dry_run, beside_running=beside_running, say=say)
     if as_json:
-        _print_json({"gpus": rows})
+        print(json.dumps({"gpus": rows}))
         return
     for row in rows:
         print(f"{row['gpu']} ({row['name']})")
@@ -271,7 +263,6 @@ def check(
     """Check, for each rule of a mig-parted configuration, which catalog models support it. Exits with 2 if a rule fits
     none.
     """
-    from cotenant.core.errors import InputError
     from cotenant.core.mig_config import read_mig_config
     from cotenant.core.mig_tables import PCI_MODELS
 
@@ -282,7 +273,7 @@ def check(
             unknown = [f"{i:#010x}" for i in rule.pci_ids or () if i >> 16 not in PCI_MODELS]
             rows.append({"list": name, "instances": rule.profiles, "models": fit, "problem": why, "unknown": unknown})
     if as_json:
-        _print_json({"rules": rows})
+        print(json.dumps({"rules": rows}))
     else:
         for row in rows:
             also = [f"not checked: {', '.join(row['unknown'])}"] if row["unknown"] else []
@@ -306,7 +297,7 @@ def reset(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
 
 def _show_steps(done: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _print_json(done)
+        print(json.dumps(done))
         return
     word = "would " if done["dry_run"] else ""
     for step in done["steps"] or ["nothing to do"]:
@@ -332,7 +323,7 @@ def export(
     with _nvml() as nvml:
         content = export_table(nvml, gpu)
     if as_json:
-        _print_json(content)
+        print(json.dumps(content))
         return
     for row in content["gpus"]:
         state = {True: "on", False: "off", None: "not supported"}[row["mig"]]
@@ -359,7 +350,7 @@ def _mode(gpu: str, on: bool, dry_run: bool, as_json: bool) -> None:
     with _nvml() as nvml:
         done = set_mode(nvml, gpu, on, dry_run=dry_run)
     if as_json:
-        _print_json(done)
+        print(json.dumps(done))
         return
     word = "on" if on else "off"
     if not done["changed"]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.files import atomic_file, check_writable
 
 if TYPE_CHECKING:
     from cotenant.core.serving import ServingPlan
@@ -94,8 +98,6 @@ def plan(
     headroom. `plan scenarios --like SET --out F` generates sets of scenarios; `plan fit-interference --pairs F` fits
     the interference model of a profile.
     """
-    from cotenant.core.errors import InputError, WorkError
-    from cotenant.core.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
@@ -137,21 +139,17 @@ def plan(
     old = None if previous is None else read_plan(previous)
     target = parse_fraction(attainment, field="attainment") if verify else None
     from cotenant.cli import plan_view
-    from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+    from cotenant.cli.progress import say_compiling_serving
     from cotenant.serving.planning.decide import decide
 
     found = decide(
         problem, spec, factor, target=target, min_gpus=min_gpus, start=old, seed=seed, time_limit_s=limit_s,
-        on_ready=lambda: say_compiling_serving(PACKING),
+        on_ready=say_compiling_serving,
     )  # fmt: skip
     content = plan_view.content(found, problem, old)
     if out is not None:
-        import json
-
         _write(out, json.dumps(content, indent=1) + "\n")
     if as_json:
-        import json
-
         print(json.dumps(content))
     else:
         plan_view.show(content)
@@ -162,7 +160,6 @@ def plan(
 def _problem(
     services: str | None, profile: str | None, gpus: int | None, changes: list[str], colocation: str | None
 ) -> Problem:
-    from cotenant.core.errors import InputError
     from cotenant.serving.config.planning import build_problem, what_if
     from cotenant.serving.config.services import read_services, with_scheme
 
@@ -181,7 +178,5 @@ def read_plan(path: str) -> ServingPlan:
 
 
 def _write(path: str, text: str) -> None:
-    from cotenant.core.files import atomic_file
-
     with atomic_file(path) as file:
         file.write(text)

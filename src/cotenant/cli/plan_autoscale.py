@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+from cotenant.cli.progress import say_compiling_serving
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.extras import needs
 from cotenant.core.textfile import cell_number, csv_columns
@@ -91,7 +91,7 @@ def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int
         raise InputError(
             "the rates must cover at least two periods, in steps no longer than one period", file=path, field="period"
         )
-    say_compiling_serving(PACKING)
+    say_compiling_serving()
     rows = decisions(problem, spec, times, rates, forecast, patience, period_s)
     content = {
         "forecast": forecast,
@@ -120,9 +120,8 @@ def _show(content: dict[str, Any]) -> None:
     rows = content["decisions"]
     changes = counted(content["changes"], "change")
     short = f"too few GPUs held in {content['short_periods']:,} of {counted(len(rows), 'period')}"
-    table = plain_table(f"{content['forecast']}: {changes}, {short}")
-    for name in ("time", "forecast/s", "came/s", "GPUs held", "needed"):
-        table.add_column(name, justify="right")
+    heads = ("time", "forecast/s", "came/s", "GPUs held", "needed")
+    table = plain_table(f"{content['forecast']}: {changes}, {short}", heads)
     for row in rows:
         table.add_row(
             f"{row['time_s']:g} s", f"{sum(row['forecast_rps'].values()):.0f}", f"{sum(row['came_rps'].values()):.0f}",

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cotenant.cli.fitting import plain_table, print_whole
 from cotenant.core.errors import InputError, WorkError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def plan_parts(
     most_gpus: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan language models on parts of GPUs, verify the plan by simulation, and print it."""
-    from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+    from cotenant.cli.progress import say_compiling_serving
     from cotenant.profiles.llm.partitions import divided
     from cotenant.sim.llm.divided import plan_divided
     from cotenant.sim.llm.engine import longest
@@ -34,7 +35,7 @@ def plan_parts(
     base = divided(gpu, config.raw.gpus.memory)
     measured = _measured(specs)
     engines = [_engine(model, measured, trace, i) for i, model in enumerate(setup.models)]
-    say_compiling_serving(PACKING)
+    say_compiling_serving()
     found = plan_divided(engines, base, most_gpus, HEADROOM, target, trace, seed)
     content = _content(found, engines, target)
     if as_json:
@@ -126,12 +127,9 @@ def _content(found: DividedPlan, engines: Sequence[Engine], target: float) -> di
 def _show(content: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from cotenant.cli.fitting import plain_table, print_whole
-
     console = Console(soft_wrap=True, highlight=False)
-    table = plain_table(f"{content['gpus']} GPUs {content['gpu']}")
-    for head in ("GPU", "part", "model", "requests at once", "time", "cycle"):
-        table.add_column(head, justify="left" if head in ("part", "model") else "right")
+    heads = ("GPU", "part", "model", "requests at once", "time", "cycle")
+    table = plain_table(f"{content['gpus']} GPUs {content['gpu']}", heads, left=("part", "model"))
     for let in content["parts"]:
         for row in let["models"]:
             part = let["partition"] if let["instance"] is None else f"{let['partition']}@{let['instance']}"
@@ -146,11 +144,7 @@ def _show(content: dict[str, Any]) -> None:
 
 
 def _models_table(models: dict[str, Any]) -> Any:
-    from cotenant.cli.fitting import plain_table
-
-    table = plain_table()
-    for head in ("model", "rate/s", "capacity/s", "TTFT", "TPOT", "in time (simulated)"):
-        table.add_column(head, justify="left" if head == "model" else "right")
+    table = plain_table(None, ("model", "rate/s", "capacity/s", "TTFT", "TPOT", "in time (simulated)"), left=("model",))
     for name, row in models.items():
         reached = row["attainment"]
         table.add_row(

@@ -5,12 +5,14 @@ need.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cotenant.cli.llm_setup import Profiles, Requests, build_setup, build_trace, profiles_of, rates_of, takes_requests
+from cotenant.core.errors import InputError, WorkError
 
 if TYPE_CHECKING:
     from cotenant.sim.llm.engine import LlmSetup
@@ -35,7 +37,6 @@ def _has_models(path: str) -> bool:
 
     if path.startswith("-") or not Path(path).is_file():
         return False
-    from cotenant.core.errors import InputError
     from cotenant.core.yamlfile import read_yaml
 
     try:
@@ -73,9 +74,7 @@ def plan(
     few GPUs as possible.
     """
     import json
-    import sys
 
-    from cotenant.core.errors import WorkError
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.serving.config.models import read_models
     from cotenant.sim.llm.engine import longest
@@ -117,8 +116,6 @@ def _trace(names: list[str], given: Requests) -> TokenTrace:
 
 
 def _say(row: Row) -> None:
-    import sys
-
     print(
         f"{row.models} model{'s' * (row.models > 1)} on {row.gpus} GPU{'s' * (row.gpus > 1)}: "
         f"at least {row.least:.2%} in time",
@@ -131,9 +128,8 @@ def _show(content: dict[str, Any], setup: LlmSetup) -> None:
 
     from cotenant.cli.fitting import plain_table, print_whole
 
-    table = plain_table()
-    for head in ("models", "GPUs", "in time", "least", "of", "TTFT p99", "TPOT p99", "busy", "switches"):
-        table.add_column(head, justify="left" if head == "of" else "right")
+    heads = ("models", "GPUs", "in time", "least", "of", "TTFT p99", "TPOT p99", "busy", "switches")
+    table = plain_table(None, heads, left=("of",))
     for row in content["rows"]:
         ttft, tpot = (row[k] for k in ("ttft_p99_ms", "tpot_p99_ms"))
         table.add_row(

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+from cotenant.cli.progress import say_compiling_serving
 from cotenant.core.errors import InputError
 from cotenant.core.files import atomic_file, check_writable
 from cotenant.core.serving import Service
@@ -105,7 +105,7 @@ def plan_set(
 
 def _warm(packer: Packer, rates: list[float]) -> Packer:
     """Return a planner whose tables are built and whose code is compiled, so that neither is timed."""
-    say_compiling_serving(PACKING)
+    say_compiling_serving()
     packer.plan(rates)
     return packer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cotenant.cli.fitting import plain_table, print_whole
 from cotenant.core.serving import ServingPlan
 from cotenant.policy.serving.packing.replan import disruption, moves
 from cotenant.profiles.serving.latency import ServingProfile
@@ -53,12 +54,9 @@ def show(data: dict[str, Any]) -> None:
     """Print the tables of a serving plan."""
     from rich.console import Console
 
-    from cotenant.cli.fitting import plain_table, print_whole
-
     console = Console(soft_wrap=True)
-    table = plain_table(f"{data['planner']}: {data['gpus_used']} of {data['gpus']} GPUs")
-    for name in ("GPU", "gpulet", "service", "batch", "duty"):
-        table.add_column(name, justify="right" if name in ("GPU", "batch", "duty") else "left")
+    title = f"{data['planner']}: {data['gpus_used']} of {data['gpus']} GPUs"
+    table = plain_table(title, ("GPU", "gpulet", "service", "batch", "duty"), left=("gpulet", "service"))
     for let in data["gpulets"]:
         for seat in let["seats"]:
             table.add_row(
@@ -85,11 +83,8 @@ def show(data: dict[str, Any]) -> None:
 
 
 def _services_table(data: dict[str, Any]) -> Any:
-    from cotenant.cli.fitting import plain_table
-
-    table = plain_table()
-    for name in ("service", "rate/s", "capacity/s", "headroom", "SLO", "in time (simulated)"):
-        table.add_column(name, justify="left" if name == "service" else "right")
+    heads = ("service", "rate/s", "capacity/s", "headroom", "SLO", "in time (simulated)")
+    table = plain_table(None, heads, left=("service",))
     for name, row in data["services"].items():
         simulated = row.get("simulated_attainment")
         table.add_row(

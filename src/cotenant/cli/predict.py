@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
@@ -54,8 +53,7 @@ def predict(
     if card:
         content["card"] = trained.card
     if as_json:
-        json.dump(content, sys.stdout)
-        sys.stdout.write("\n")
+        print(json.dumps(content))
         return
     if content["mae"] is None:
         print(f"{content['n_columns']} co-runners predicted; without latencies Y in the file, their error is unknown")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from cotenant.core.errors import InputError
+from cotenant.core.files import atomic_file, check_writable
+from cotenant.core.units import parse_memory, parse_seconds
 
 if TYPE_CHECKING:
     from cotenant.profiles.training.job_runs import JobRuns
@@ -57,14 +60,11 @@ def job(
 
     The job must train through cotenant.loop, which times the steps and ends the job.
     """
-    from cotenant.core.units import parse_seconds
     from cotenant.profiles.training.job_runs import JobRuns
     from cotenant.profiles.training.optimistic import profile_table, sweep
 
     least, most = _cores(cpus, gpus, pretend_cores)
     if out is not None:
-        from cotenant.core.files import check_writable
-
         check_writable(Path(out))
     size = _size(dataset)
     speeds = [_speed(text, field) for text, field in ((storage, "storage-mbps"), (memory_speed, "memory-mbps"))]
@@ -79,15 +79,12 @@ def job(
     content = profile_table(title, points, float(gpus), data, more=_measured(points, data, steps))
     text = json.dumps(content, indent=1)
     if out is not None:
-        from cotenant.core.files import atomic_file
-
         with atomic_file(Path(out)) as file:
             file.write(text + "\n")
     _show(content, points, out, as_json)
 
 
 def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
-    from cotenant.core.errors import InputError
     from cotenant.profiles.training.job_runs import usable_cores
 
     here = len(usable_cores())
@@ -112,8 +109,6 @@ def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
 
 def _size(dataset: Text) -> int:
     """Return the size of the job's data set in bytes; 0 if the job has none."""
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_memory
     from cotenant.profiles.training.read_speeds import dataset_bytes
 
     if dataset is None:
@@ -128,8 +123,6 @@ def _size(dataset: Text) -> int:
 
 def _speed(text: str, field: str) -> float | None:
     """Parse a read speed in 10^6 bytes/s; None: the speed is to be measured."""
-    from cotenant.core.errors import InputError
-
     if text == "auto":
         return None
     try:
@@ -156,7 +149,6 @@ def _told(job_runs: JobRuns, cpus: int, *, quiet: bool) -> float:
 
 
 def _data_set(size: int, dataset: Text, speeds: list[float | None], job_runs: JobRuns) -> DataSet | None:
-    from cotenant.core.errors import InputError
     from cotenant.profiles.training.optimistic import DataSet
     from cotenant.profiles.training.read_speeds import memory_mbps, storage_mbps
 
@@ -186,8 +178,7 @@ def _measured(points: list[CpuPoint], data: DataSet | None, steps: int) -> dict[
 
 def _show(content: dict[str, Any], points: list[CpuPoint], out: Text, as_json: bool) -> None:
     if as_json:
-        json.dump({**content, "out": out, "runs": len(points)}, sys.stdout)
-        sys.stdout.write("\n")
+        print(json.dumps({**content, "out": out, "runs": len(points)}))
         return
     if out is None:
         print(json.dumps(content, indent=1))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cotenant.core.errors import check_choice
+
 if TYPE_CHECKING:
     from cotenant.cli.progress import Tick
 
@@ -38,7 +40,6 @@ def llm(
     import sys
 
     from cotenant.cli.progress import jobs_progress
-    from cotenant.core.errors import InputError
     from cotenant.core.extras import require
     from cotenant.core.files import check_writable
 
@@ -50,8 +51,7 @@ def llm(
     from cotenant.profiles.llm.profile import LlmProfile
 
     check_writable(out)
-    if endpoint not in PATHS:
-        raise InputError(f"{endpoint!r} is not {' or '.join(PATHS)}", field="endpoint")
+    check_choice(endpoint, PATHS, "endpoint")
     target = parse_target(url)
     most = limits(target, model) or 8192
     work = Profiling(target, model, most, kv_tokens, rounds, endpoint, seed, max_sequences)

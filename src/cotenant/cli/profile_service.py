@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,7 +60,6 @@ def service(
     """
     import asyncio
     import datetime
-    import json
     from pathlib import Path
 
     from cotenant.cli.progress import jobs_progress
@@ -130,8 +130,6 @@ def _gpu_name() -> str:
 
 
 def _earlier(path: Path) -> dict[str, Any] | None:
-    import json
-
     from cotenant.profiles.serving.latency_files import profile_to_dict, read_profile
 
     if not path.exists():
@@ -157,15 +155,12 @@ def _summary(run: ProfileRun, rows: dict[str, Any], profile: dict[str, Any]) -> 
 
 
 def _show(run: ProfileRun, found: dict[str, Any], out: str) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from cotenant.cli.fitting import print_fitting
+    from cotenant.cli.fitting import plain_table, print_fitting
 
     labels = list(found["latency_ms"])
 
-    def build(heads: Any) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    def build(heads: Any) -> Any:
+        table = plain_table()
         for head in ("batch", *heads):
             table.add_column(head, justify="right", no_wrap=True)
         for batch in map(str, run.batches):

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 Tick = Callable[[int, int], None]
 
 
+def say(text: str) -> None:
+    """Print one line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def jobs_progress(what: str, total: int) -> Iterator[Tick]:
     """Yield a function (done, total) that moves a bar with an ETA, or prints a line each minute."""
@@ -25,7 +30,7 @@ def jobs_progress(what: str, total: int) -> Iterator[Tick]:
             nonlocal last
             if time.monotonic() - last >= 60:
                 last = time.monotonic()
-                print(f"{what}: {done:,} of {of:,}", file=sys.stderr, flush=True)
+                say(f"{what}: {done:,} of {of:,}")
 
         yield line
         return
@@ -65,4 +70,14 @@ def say_compiling() -> None:
 
     if not is_compiled():
         keep = "once; kept for later runs" if CACHED else "every time: the user cache folder cannot be written"
-        print(f"compiling the simulator ({keep}; about 20 s)", file=sys.stderr, flush=True)
+        say(f"compiling the simulator ({keep}; about 20 s)")
+
+
+def say_compiling_serving() -> None:
+    """Print that a planner and simulator for serving are compiled, unless they are in the compilation cache."""
+    from cotenant.policy.compiled import CACHED, cache_folder
+
+    # of the functions that every plan calls, `widen` in adjust.py is called last. Functions that only some plans need
+    # are compiled at their first use, without a notice.
+    if not (CACHED and any(cache_folder().rglob("adjust.widen*.nbc"))):
+        say("compiling the planner and simulator for this machine, once (half a minute)")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.log_options import LogFormat, LogLevel
+from cotenant.core.errors import InputError
 
 if TYPE_CHECKING:
     from cotenant.serving.llm.server import ModelServer
@@ -72,7 +73,6 @@ def serve(
         }  # fmt: skip
         raise typer.Exit(_run(_models(services, http, grpc, agent_dir, program_logs, unused), as_json))
     from cotenant.cli.plan import read_plan
-    from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
@@ -105,7 +105,6 @@ def _models(
     path: str, http: str | None, grpc: str | None, agent: Path | None, logs: Path | None, unused: Mapping[str, object]
 ) -> ModelServer:
     """Create the server of the language models of a models file. This server also serves the file's services."""
-    from cotenant.core.errors import InputError
     from cotenant.serving.config.models import read_models
     from cotenant.serving.llm.server import ModelOptions, ModelServer
 

@@ -11,6 +11,7 @@ import typer
 from cotenant.cli.added_options import Command, Options, with_options
 from cotenant.cli.partition_options import takes_partition_options
 from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
+from cotenant.core.files import atomic_file, check_folder, check_writable
 from cotenant.sim.partition_options import PartitionOptions
 from cotenant.workloads.trace_options import TraceOptions
 
@@ -117,8 +118,6 @@ def check_outputs(out: Path | None, *files: Path | None, holds: str = "run.json"
     """Check before the simulation that the results can be written. `holds`: name of a file; a folder that contains it
     may be replaced or extended.
     """
-    from cotenant.core.files import check_folder, check_writable
-
     for file in files:
         if file is not None:
             check_writable(file)
@@ -220,8 +219,6 @@ def write_jct(record: Record, jct_s: Any, path: Path) -> None:
     a job that did not finish.
     """
     import math
-
-    from cotenant.core.files import atomic_file
 
     ids = record.jobs["id"].to_list()
     with atomic_file(path) as file:

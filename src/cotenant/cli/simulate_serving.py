@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.core.files import atomic_file, check_writable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -81,7 +83,6 @@ def simulate(
     service.
     """
     from cotenant.core.errors import InputError, WorkError
-    from cotenant.core.files import check_writable
     from cotenant.core.units import parse_seconds
     from cotenant.serving.config.planning import build_problem
     from cotenant.serving.config.services import read_services, with_scheme
@@ -124,12 +125,12 @@ def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool,
 
             return read_modellist(path, problem)
         return read_plan(path)
-    from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+    from cotenant.cli.progress import say_compiling_serving
     from cotenant.serving.planning.decide import decide
 
     return decide(
         problem, problem.planner(planner), problem.headroom, target=0.99 if verify else None, seed=seed + 1_000_003,
-        on_ready=lambda: say_compiling_serving(PACKING),
+        on_ready=say_compiling_serving,
     ).plan  # fmt: skip
 
 
@@ -153,8 +154,6 @@ def run_scenario(
 
 
 def _write_tables(result: ServingResult, requests_csv: str | None, client_csv: str | None) -> None:
-    from cotenant.core.files import atomic_file
-
     for path, table in ((requests_csv, result.table), (client_csv, result.client_table)):
         if path is not None:
             with atomic_file(path) as file:
@@ -166,20 +165,15 @@ DISPENSABLE = ("p50 ms", "sent", "p95 ms", "dropped", "late", "p99 ms")
 
 
 def _show(content: dict[str, Any]) -> None:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
-    from cotenant.cli.fitting import print_fitting
+    from cotenant.cli.fitting import figures_table, print_fitting
 
     rows = {**content["services"], **content["applications"]}
 
     def build(heads: Sequence[str], broken: bool = False) -> Table:
         title = f"{content['requests']:,} requests, seed {content['seed']}, {content['gpus_used']} GPUs"
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("service", overflow="fold")
-        for head in heads:
-            table.add_column(head, justify="right", no_wrap=True)
+        table = figures_table(title, "service", heads)
         for name, row in rows.items():
             cells = _cells(row)
             # a stage is named `application:model`; its name is printed on two lines to leave space for the figures

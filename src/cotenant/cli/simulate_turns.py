@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.fitting import plain_table, print_whole
+from cotenant.core.errors import InputError
+from cotenant.core.units import format_bytes, format_seconds, parse_memory, parse_seconds
+
 if TYPE_CHECKING:
     from cotenant.agent.config.files import AgentConfig, TenantSpec
     from cotenant.sim.shares.engine import Load
@@ -47,8 +51,6 @@ def simulate(
 ) -> None:
     """Simulate what each tenant of an agent's file gets of one GPU, with the agent's own broker and policy."""
     from cotenant.agent.config.schema import load as read
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_seconds
 
     seconds = parse_seconds(duration, "--duration")
     if not 0 < seconds <= 86_400:
@@ -116,7 +118,6 @@ def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: 
     directions). `moving_share` is the fraction of the time spent on moves. Raises InputError if a tenant does not fit
     on the card.
     """
-    from cotenant.core.errors import InputError
     from cotenant.sim.shares.engine import TokenEngine
     from cotenant.sim.shares.moves import MovingTokenEngine
 
@@ -150,7 +151,6 @@ def _simulated(config: AgentConfig, source: str, given: str | None) -> tuple[lis
     """Return the file's tenants and the one mechanism that all of them use."""
     from cotenant.agent.mechanisms import registry as mechanisms
     from cotenant.agent.mechanisms.base import Use
-    from cotenant.core.errors import InputError
 
     if not config.tenants:
         raise InputError("the file declares no tenants", file=source, field="tenants")
@@ -174,7 +174,6 @@ def _simulated(config: AgentConfig, source: str, given: str | None) -> tuple[lis
 
 
 def _loads(specs: list[TenantSpec], given: list[str], config: AgentConfig) -> list[Load]:
-    from cotenant.core.errors import InputError
     from cotenant.policy.shares import Share
     from cotenant.sim.shares.engine import Load
 
@@ -203,9 +202,6 @@ def _loads(specs: list[TenantSpec], given: list[str], config: AgentConfig) -> li
 
 
 def _time_ns(text: str, load: str) -> int:
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import parse_seconds
-
     if not text:
         raise InputError(f"{load!r} is not NAME=KERNEL[:BUSY/PAUSE], such as train=2ms:30ms/70ms", field="--load")
     seconds = parse_seconds(text, "--load")
@@ -218,8 +214,6 @@ def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> C
     """Return the GPU's memory for tenants that can be swapped, and these tenants. The memory of all other tenants is
     subtracted.
     """
-    from cotenant.core.errors import InputError
-    from cotenant.core.units import format_bytes, parse_memory
     from cotenant.policy.residency import ResidencySettings
     from cotenant.sim.shares.moves import Card
 
@@ -243,13 +237,9 @@ def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> C
 def _show_sliced(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from cotenant.cli.fitting import plain_table, print_whole
-
-    table = plain_table()
-    table.add_column("tenant")
     window = f"in {answer['window_s']:g} s"
-    for title in ("request", "limit", "GPU time", f"least {window}", f"most {window}", "burst delay p50", "delay p99"):
-        table.add_column(title, justify="right")
+    heads = ("request", "limit", "GPU time", f"least {window}", f"most {window}", "burst delay p50", "delay p99")
+    table = plain_table(None, ("tenant", *heads), left=("tenant",))
     for row in answer["tenants"]:
         cells = [row["name"], *(f"{row[x]:.0%}" for x in ("request", "limit"))]
         cells += [f"{row[x]:.1%}" for x in ("work_share", "least", "most")]
@@ -264,15 +254,9 @@ def _show_sliced(answer: dict[str, Any]) -> None:
 def _show(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from cotenant.cli.fitting import plain_table, print_whole
-    from cotenant.core.units import format_seconds
-
     moved = any(row["moves"] for row in answer["tenants"])
-    table = plain_table()
-    table.add_column("tenant")
-    titles = ["request", "limit", "has the turn", "works", "turns", "longest wait"]
-    for title in titles + (["moves", "GiB moved"] if moved else []):
-        table.add_column(title, justify="right")
+    heads = ["tenant", "request", "limit", "has the turn", "works", "turns", "longest wait"]
+    table = plain_table(None, heads + (["moves", "GiB moved"] if moved else []), left=("tenant",))
     for row in answer["tenants"]:
         cells = [row["name"], *(f"{row[x]:.0%}" for x in ("request", "limit"))]
         cells += [f"{row['turn_share']:.1%}", f"{row['work_share']:.1%}", f"{row['turns']:,}"]

@@ -4,11 +4,14 @@ hold the share, and the epilog releases it.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from cotenant.core.folders import agent_folder
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Slurm: prolog and epilog that give a job its share."
@@ -21,10 +24,7 @@ Folder = Annotated[Path | None, typer.Option("--dir", help="Folder of the agent'
 def prolog(folder: Folder = None) -> None:
     """For Prolog= in slurm.conf: reserve the job's share on this node's agent. Does nothing for jobs without a
     share."""
-    import os
-
     from cotenant.agent.owners.slurm import start
-    from cotenant.core.folders import agent_folder
 
     said = start(os.environ, folder or agent_folder())
     if said:
@@ -37,11 +37,8 @@ def task_prolog(folder: Folder = None) -> None:
 
     If the share was refused, the reason is printed into the job's output, since Slurm shows no errors of task prologs.
     """
-    import os
-
     from cotenant.agent.owners.slurm import task_lines
     from cotenant.core.errors import InputError, WorkError
-    from cotenant.core.folders import agent_folder
 
     try:
         for line in task_lines(os.environ, folder or agent_folder()):
@@ -54,9 +51,6 @@ def task_prolog(folder: Folder = None) -> None:
 @app.command()
 def epilog(folder: Folder = None) -> None:
     """For Epilog= in slurm.conf: release the job's share. Does nothing for jobs without a share."""
-    import os
-
     from cotenant.agent.owners.slurm import end
-    from cotenant.core.folders import agent_folder
 
     end(os.environ, folder or agent_folder())

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cotenant.core.errors import InputError
+
 app = typer.Typer(add_completion=False)
 
 Text = str | None
@@ -48,7 +50,6 @@ def submit(
     """Submit a job: `cotenant submit job.yaml`, or `cotenant submit --gpus 1 -- python train.py`. Prints its id."""
     import json
 
-    from cotenant.core.errors import InputError
     from cotenant.core.folders import fleet_folder
     from cotenant.fleet.client import FleetClient
     from cotenant.fleet.jobs import job_from_values, read_job_file
@@ -83,8 +84,6 @@ def submit(
 
 
 def _environment(pairs: list[str] | None) -> dict[str, str] | None:
-    from cotenant.core.errors import InputError
-
     if not pairs:
         return None
     found = {}

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.cli.fitting import FILE_WIDTH, flowing, to_file
 from cotenant.cli.token_file import TokenFile, shown_token
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.units import counted, format_bytes, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,10 +38,7 @@ def top(
     """Show tenants live: requested and actual share, memory, turns, waiting time. Keys: q quits; the others sort: n by
     name, g by actual share, m by memory, w by waiting time, a by arrival.
     """
-    from cotenant.agent.ipc.client import ControlClient
-    from cotenant.core.errors import InputError
     from cotenant.core.folders import agent_folder
-    from cotenant.core.units import parse_seconds
 
     period_s = parse_seconds(every, "--every")
     if period_s < 0.05:
@@ -53,8 +54,6 @@ def top(
         print(json.dumps(answer))
         return
     from rich.console import Console
-
-    from cotenant.cli.fitting import FILE_WIDTH, to_file
 
     if once or not sys.stdout.isatty():
         width = FILE_WIDTH if to_file() else None
@@ -73,9 +72,7 @@ def screen(
     from rich.console import Group
     from rich.text import Text
 
-    from cotenant.cli.fitting import flowing
     from cotenant.cli.tenant_table import CLASSES, short_line, tenant_table
-    from cotenant.core.units import counted, format_bytes, format_seconds
 
     agent = answer["agent"]
     classes = any(tenant.get("class") in CLASSES for tenant in answer["tenants"])
@@ -128,9 +125,6 @@ def _live(folder: Path, period_s: float) -> None:
     import tty
 
     from rich.live import Live
-
-    from cotenant.agent.ipc.client import ControlClient
-    from cotenant.core.errors import WorkError
 
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal) if os.isatty(terminal) else None

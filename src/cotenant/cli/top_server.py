@@ -7,6 +7,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from cotenant.cli.fitting import FILE_WIDTH, fit, flowing, to_file
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.units import counted, format_ms, format_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,15 +27,11 @@ def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool
         return
     from rich.console import Console
 
-    from cotenant.cli.fitting import FILE_WIDTH, to_file
-
     if once or not sys.stdout.isatty():
         console = Console(width=FILE_WIDTH if to_file() else None)
         console.print(screen(status, base, width=console.width))
         return
     from rich.live import Live
-
-    from cotenant.core.errors import WorkError
 
     before: dict[str, Any] | None = None
     lost = ""
@@ -46,8 +46,6 @@ def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool
 
 
 def _address(url: str, token: str | None) -> tuple[str, dict[str, str]]:
-    from cotenant.core.errors import InputError
-
     base = (url if "//" in url else f"http://{url}").rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise InputError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000", field="--url")
@@ -58,8 +56,6 @@ def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
     import http.client
     import urllib.error
     import urllib.request
-
-    from cotenant.core.errors import WorkError
 
     request = urllib.request.Request(base + "/cotenant/status", headers=headers)
     try:
@@ -84,9 +80,6 @@ def screen(
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
-
-    from cotenant.cli.fitting import flowing
-    from cotenant.core.units import counted, format_seconds
 
     if "models" in status:
         from cotenant.cli.top_models import screen as models_screen
@@ -129,9 +122,6 @@ def _services(status: dict[str, Any], width: int | None) -> tuple[Table, list[st
     """Return the table of services, at most `width` characters wide, and the heads of the columns that are left out."""
     from rich.table import Table
     from rich.text import Text
-
-    from cotenant.cli.fitting import fit
-    from cotenant.core.units import format_ms
 
     heads = (
         "service", "asked/s", "capacity/s", "p50 ms", "p99 ms", "SLO ms", "in time", "dropped", "failed", "queue",

@@ -35,11 +35,6 @@ def _load(spec: str, options: TraceOptions, *, lengths: bool = True) -> tuple[Tr
     return trace, profiles.iteration_s
 
 
-def _print_json(content: dict[str, Any]) -> None:
-    json.dump(content, sys.stdout, indent=None)
-    sys.stdout.write("\n")
-
-
 @app.command()
 @takes_trace_options
 def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -> None:
@@ -49,7 +44,7 @@ def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -
     trace, iteration_s = _load(spec, trace_options, lengths=False)
     summary = summarise(trace, iteration_s)
     if as_json:
-        _print_json(summary)
+        print(json.dumps(summary))
         return
     from cotenant.cli.trace_view import show_summary
 
@@ -79,7 +74,7 @@ def convert(spec: Spec, out: Out, as_json: Json = False, *, trace_options: Trace
         "seed": trace.seed,
     }
     if as_json:
-        _print_json(content)
+        print(json.dumps(content))
         return
     from cotenant.cli.trace_view import show_written
 
@@ -169,7 +164,7 @@ def generate(
     write_native(out, make)
     content = {"out": out, **made[0].summary(workload.cluster_gpus), "remarks": remarks}
     if as_json:
-        _print_json(content)
+        print(json.dumps(content))
         return
     from cotenant.cli.trace_view import show_written
 

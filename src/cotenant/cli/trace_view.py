@@ -73,9 +73,7 @@ def show_written(content: dict[str, Any]) -> None:
 
 def _show_durations(console: Console, durations: dict[str, Any]) -> None:
     names = [name for name in durations if name != "unknown"]
-    table = plain_table("duration")
-    for name in names:
-        table.add_column(name, justify="right")
+    table = plain_table("duration", names)
     table.add_row(*(format_seconds(durations[name]) if durations[name] is not None else "-" for name in names))
     print_whole(table, console)
     if durations["unknown"]:

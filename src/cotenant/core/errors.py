@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -64,3 +65,9 @@ class LostServerError(WorkError):
     """Raised if no server answers, or its connection ended or timed out before its answer: the client's request may
     have been carried out or not.
     """
+
+
+def check_choice(value: str, known: Collection[str], field: str) -> None:
+    """Raise InputError unless `value` is one of the known values of an option."""
+    if value not in known:
+        raise InputError(f"{value!r} is not {' or '.join(known)}", field=field)
