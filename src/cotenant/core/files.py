@@ -67,10 +67,14 @@ def check_writable(path: str | Path) -> None:
     """Raise InputError if no file can be written at `path`; called before long work. Leaves nothing behind."""
     if Path(path).is_dir():
         raise InputError("is a folder; name a file", file=path)
-    if _is_stream(path):
-        return
-    target = Path(os.path.realpath(path))
-    probe = target.with_name(f".{target.name}.part-{os.getpid()}")
+    if not _is_stream(path):
+        target = Path(os.path.realpath(path))
+        _probe(target.parent, target.name, path)
+
+
+def _probe(folder: Path, name: str, path: str | Path) -> None:
+    """Raise InputError about `path` if no file can be created in the folder."""
+    probe = folder / f".{name}.part-{os.getpid()}"
     try:
         probe.touch()
         probe.unlink()
@@ -92,13 +96,7 @@ def check_folder(path: str | Path, holds: str) -> None:
     target = Path(os.path.abspath(path))
     _check_destination(target, holds, path)
     # the folders below this parent are created later
-    parent = next(folder for folder in target.parents if folder.exists())
-    probe = parent / f".{target.name}.part-{os.getpid()}"
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    _probe(next(folder for folder in target.parents if folder.exists()), target.name, path)
 
 
 class AtomicFolder:

@@ -39,10 +39,7 @@ class Service:
     max_queue: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("rate_rps", "slo_ms"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value <= 0:
-                raise InputError(f"service {self.name}: {value:g} is not a positive finite number", field=name)
+        _check_positive("service", self)
 
 
 @dataclass(frozen=True)
@@ -215,10 +212,7 @@ class Application:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rate_rps", "slo_ms"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value <= 0:
-                raise InputError(f"application {self.name}: {value:g} is not a positive finite number", field=name)
+        _check_positive("application", self)
         if not self.stages:
             raise InputError(f"application {self.name} has no stages", field="graph")
         self.order()
@@ -245,6 +239,13 @@ class Application:
             done += ready
             rest = [s for s in rest if s not in ready]
         return done
+
+
+def _check_positive(kind: str, one: Service | Application) -> None:
+    for name in ("rate_rps", "slo_ms"):
+        value = getattr(one, name)
+        if not math.isfinite(value) or value <= 0:
+            raise InputError(f"{kind} {one.name}: {value:g} is not a positive finite number", field=name)
 
 
 # the applications of the gpulet paper: `game` recognizes digits and an image; `traffic` detects objects and then

@@ -58,7 +58,6 @@ class TorchGang(Gang):
         return leave > 0, save > 0
 
     def together(self, well: bool = True) -> bool:
-        """See Gang."""
         troubles = self._torch.tensor([0 if well else 1], dtype=self._torch.int32)
         self._dist.all_reduce(troubles, group=self._group)
         return bool(troubles.item() == 0)

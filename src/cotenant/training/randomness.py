@@ -16,14 +16,9 @@ def take() -> State:
     """Read the states of all random number generators: Python's, numpy's global generator, and torch's for the CPU and
     each GPU.
     """
-    state: State = {"python": random.getstate()}
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        state["numpy"] = numpy.random.get_state()
-    if torch is not None:
-        state["torch"] = torch.get_rng_state()
-        if torch.cuda.is_initialized():
-            state["cuda"] = torch.cuda.get_rng_state_all()
+    state, torch = _take_cpu(), sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
 
@@ -73,7 +68,7 @@ def derive(*parts: object) -> int:
 
 
 def _take_cpu() -> State:
-    state = {"python": random.getstate()}
+    state: State = {"python": random.getstate()}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         state["numpy"] = numpy.random.get_state()

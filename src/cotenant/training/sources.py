@@ -46,7 +46,6 @@ class SequenceSource(Source):
         self._batches = batches
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
-        """See Source."""
         # reading an item of an object of one of these types draws no random numbers, so items can be skipped
         if isinstance(self._batches, list | tuple | range):
             yield from self._batches[first:]
@@ -57,7 +56,6 @@ class SequenceSource(Source):
             yield batch
 
     def length(self) -> int | None:
-        """See Source."""
         return len(self._batches)
 
 
@@ -70,11 +68,9 @@ class IterableSource(Source):
         self._make, self._length, self._loader = make, length, loader
 
     def set_memory(self, memory_bytes: int) -> None:
-        """See Source."""
         tell_memory(self._loader, memory_bytes)
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
-        """See Source."""
         stream = Stream(derive(seed, epoch))
         with stream:
             iterator = iter(self._make(epoch))
@@ -88,7 +84,6 @@ class IterableSource(Source):
                 yield batch
 
     def length(self) -> int | None:
-        """See Source."""
         return self._length
 
 

@@ -99,7 +99,6 @@ class TorchSource(Source):
         self._batched = loader.batch_sampler is not None
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
-        """See Source."""
         own, workers = self._loader, self.workers(cpus)
         order = _Order(own.batch_sampler if self._batched else own.sampler, seed, epoch, first, batched=self._batched)
         sampling: dict[str, Any] = {"batch_sampler": order} if self._batched else {"batch_size": None, "sampler": order}
@@ -121,7 +120,6 @@ class TorchSource(Source):
         return iter(resumed)
 
     def length(self) -> int | None:
-        """See Source."""
         return _length(self._loader)
 
     def workers(self, cpus: float | None) -> int:
@@ -132,11 +130,9 @@ class TorchSource(Source):
         return stated if stated == 0 or cpus is None else max(1, min(int(cpus), self._most_workers))
 
     def samples_per_batch(self) -> int | None:
-        """See Source."""
         return self._loader.batch_size or getattr(self._loader.batch_sampler, "batch_size", None)
 
     def set_memory(self, memory_bytes: int) -> None:
-        """See Source."""
         tell_memory(self._loader.dataset, memory_bytes)
 
 

@@ -82,13 +82,10 @@ def entries_of(text: str) -> bytes:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         data = b"?"
-    if len(data) % KERNEL.size or len(data) > MOST * KERNEL.size:
-        raise InputError(
-            "the text is not a kernel table: use the one that `cotenant run --kernel-profile` makes",
-            field="kernels",
-        )
-    keys = [key for key, *_ in KERNEL.iter_unpack(data)]
-    if keys != sorted(set(keys)) or any(not 1 <= kind <= 3 for *_, kind in KERNEL.iter_unpack(data)):
+    valid = len(data) % KERNEL.size == 0 and len(data) <= MOST * KERNEL.size
+    rows = list(KERNEL.iter_unpack(data)) if valid else []
+    keys = [row[0] for row in rows]
+    if not valid or keys != sorted(set(keys)) or any(not 1 <= row[-1] <= 3 for row in rows):
         raise InputError(
             "the text is not a kernel table: use the one that `cotenant run --kernel-profile` makes",
             field="kernels",
