@@ -43,7 +43,6 @@ class Nvidia(Device):
     free_is_usable = False
 
     def driver(self) -> Path:
-        """See Device."""
         found = find_library(DRIVER)
         if found is None:
             raise WorkError(f"no NVIDIA driver library ({DRIVER}) was found on this machine")
@@ -54,11 +53,9 @@ class Nvidia(Device):
         return NVML
 
     def tenant_nvml(self) -> Path | None:
-        """See Device."""
         return find_library(NVML)
 
     def cgroups(self) -> Hierarchy | None:
-        """See Device."""
         return Cgroups()
 
     def faults(self, uuids: Iterable[str]) -> dict[str, str]:
@@ -73,7 +70,6 @@ class Nvidia(Device):
             return dict.fromkeys(wanted, str(error))
 
     def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
-        """See Device."""
         wanted = set(uuids)
         try:
             with nvml.Nvml() as session:
@@ -90,11 +86,9 @@ class Nvidia(Device):
         return ChannelControls(release)
 
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
-        """See Device."""
         return SwitchLog(uuid, minor_of(uuid))
 
     def mig_instances(self, uuid: str) -> list[tuple[str, str]]:
-        """See Device."""
         try:
             with nvml.Nvml() as session:
                 (row,) = mig.export(session, uuid)["gpus"]

@@ -24,13 +24,11 @@ class Soft(Device):
     mps_remedy = "python -m cotenant.softgpu.mps makes a stand-in (docs/howto/sharing-one-gpu.md)"
 
     def driver(self) -> Path:
-        """See Device."""
         from cotenant.native.libraries import SOFT_DRIVER, library_path
 
         return library_path(SOFT_DRIVER)
 
     def nvml(self) -> str:
-        """See Device."""
         from cotenant.native.libraries import SOFT_NVML, library_path
 
         return str(library_path(SOFT_NVML))
@@ -54,25 +52,21 @@ class Soft(Device):
         return FolderCgroups.found()
 
     def channel_controls(self) -> ChannelControls:
-        """See Device."""
         from cotenant.softgpu.controls import SoftIoctl
 
         ioctl = SoftIoctl()
         return ChannelControls(SOFTWARE, ioctl, ioctl.path)
 
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
-        """See Device."""
         return ControlMeter(controls)
 
     def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
-        """See Device."""
         try:
             return {uuid: Cards(self.nvml()).card(uuid).processes() for uuid in uuids}
         except OSError:
             return {}
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """See Device."""
         found = super().gpus()
         if not found:
             raise WorkError("the software GPU cannot use its state file; COTENANT_SOFTGPU_STATE names another one")

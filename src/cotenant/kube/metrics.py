@@ -78,7 +78,6 @@ class WebhookMetrics(Exposed):
             self._seconds.observe(seconds)
 
     def text(self) -> str:
-        """See Exposed."""
         page = Exposition()
         with self.lock:
             for outcome in OUTCOMES:
@@ -116,7 +115,6 @@ class PluginMetrics(Exposed):
             self._registrations[resource] += 1
 
     def text(self) -> str:
-        """See Exposed."""
         page = Exposition()
         page.declare(PLUGIN)
         with self.lock:

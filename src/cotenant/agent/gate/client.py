@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from cotenant.abi.floor import FLOOR_BYTES, FLOOR_MAGIC, FloorLayout, FloorRole, FloorWordsLayout, WorkClass
 from cotenant.abi.protocol import FLOOR_SOCKET, MESSAGE_BYTES
@@ -28,22 +27,6 @@ from cotenant.devices.base import uuid_bytes
 
 RETRY_S = 0.05
 PATIENCE_S = 5.0
-
-
-class Holder(Protocol):
-    """The methods of an LS gate that a latency-sensitive worker calls."""
-
-    def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
-        """Set this worker's LS-activity flag. Call it again while the work continues, as a heartbeat."""
-
-    def lower(self) -> None:
-        """Clear the LS-activity flag of this worker."""
-
-    def others_up(self) -> bool:
-        """Whether another worker's LS work is active."""
-
-    def close(self) -> None:
-        """Clear the LS-activity flag and leave the LS gate."""
 
 
 class NullFloor:
@@ -220,6 +203,9 @@ class Floor:
             fresh.raise_(work_class)
             if not self._class:
                 self.lower()
+
+
+Holder = Floor | NullFloor  # an LS gate, for a worker
 
 
 def join_floor(folder: Path, uuid: str) -> Floor:

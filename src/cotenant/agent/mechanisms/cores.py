@@ -23,5 +23,4 @@ class Cores(Mechanism):
     )
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
-        """See Mechanism."""
         return {}

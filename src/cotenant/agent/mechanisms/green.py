@@ -32,5 +32,4 @@ class Green(Mps):
     )
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
-        """See Mechanism."""
         return super().worker_environment(dataclasses.replace(share, limit=1.0), gpu)

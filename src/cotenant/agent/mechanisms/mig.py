@@ -48,5 +48,4 @@ class Mig(Mechanism):
         return {"CUDA_VISIBLE_DEVICES": free[0]}
 
     def worker_gone(self, name: str) -> None:
-        """See Mechanism."""
         self._taken.pop(name, None)

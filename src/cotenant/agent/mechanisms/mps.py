@@ -57,18 +57,15 @@ class Mps(Mechanism):
         self._can: Abilities | None = None
 
     def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism."""
         backend = self._backend(spec.name, gpus)
         if backend is not None:
             backend.prepare(spec, gpus)
 
     def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism."""
         for backend in self._backends():
             backend.settle(spec, gpus)
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """See Mechanism."""
         backend = self._backend(spec.name, gpus)
         # the software GPU without a daemon: processes run concurrently, and only the shim limits memory
         if backend is None:
@@ -78,23 +75,19 @@ class Mps(Mechanism):
         return backend.grant(spec, gpus)
 
     def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:
-        """See Mechanism."""
         found = [backend.resize(spec) for backend in self._backends() if backend.has(spec.name)]
         return found[0] if found else "memory at once, the SM percentage for processes started from now on"
 
     def revoke(self, name: str, gpus: tuple[Gpu, ...]) -> None:
-        """See Mechanism."""
         for backend in self._backends():
             backend.revoke(name)
 
     def worker_gone(self, name: str) -> None:
-        """See Mechanism."""
         # with protocol 2 nothing is revoked, because the GPU's daemon stays for the next worker
         if self._three is not None:
             self._three.revoke(name)
 
     def taken_over(self) -> None:
-        """See Mechanism."""
         mine = tuple(gpu for gpu in self.gpus if self._control_of((gpu,)) is not None)
         if not mine or not list(self.folder.glob("mps*")):
             return
@@ -105,7 +98,6 @@ class Mps(Mechanism):
             self._namespaces(command).sweep()
 
     def look(self) -> Look | None:
-        """See Mechanism."""
         found = [look for backend in self._backends() if (look := backend.look()) is not None]
         if not found:
             return None

@@ -34,7 +34,6 @@ class Slices(Mechanism):
     )
 
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
-        """See Mechanism."""
         super().__init__(folder, gpus)
         self.refused: dict[str, str] = {}  # GPU's UUID -> why its driver does not let the agent control time slices
 

@@ -25,5 +25,4 @@ class Whole(Mechanism):
     )
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """See Mechanism."""
         return Enforcement(slot_flags=SlotFlag.UNGATED | SlotFlag.UNFENCED)
