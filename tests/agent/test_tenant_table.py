@@ -47,6 +47,14 @@ def test_who_takes_no_turns_is_not_called_idle() -> None:
     assert state == {"turns": "idle", "at-once": "running"}
 
 
+def test_who_uses_the_gpu_without_turns_is_not_called_idle() -> None:
+    look = answer("used", "unused")
+    for tenant, got in zip(look["tenants"], (0.3, 0.0), strict=True):
+        tenant["gpus"] = [tenant["gpus"][0] | {"holding": False, "turns": 0, "got": got}]
+    rows = {line.split()[0]: line for line in drawn(look).splitlines() if "4711" in line}
+    assert ["▶ runs" in rows["used"], " idle " in rows["unused"]] == [True, True]
+
+
 def test_a_share_is_not_shown_before_a_window_has_passed() -> None:
     look = answer("new")
     look["tenants"][0]["gpus"] = [look["tenants"][0]["gpus"][0] | {"got": None, "measuring": True, "holding": False}]

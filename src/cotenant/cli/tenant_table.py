@@ -69,7 +69,8 @@ def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
         return Text("◦ held off", style="yellow")
     if share.get("floor") == "holds":
         return Text("▲ holds off", style="bold green")
-    if share["holding"]:
+    # a tenant under hardware time slices has no turns
+    if share["holding"] or (share["got"] and not share["turns"]):
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
         return Text("◦ waits", style="yellow")
