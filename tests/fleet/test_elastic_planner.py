@@ -141,11 +141,31 @@ def test_a_policy_that_packs_is_refused() -> None:
         ElasticPlanner("tesserae")
 
 
+def test_a_model_without_a_price_does_not_stop_a_policy_that_needs_prices(tmp_path: Path) -> None:
+    path = tmp_path / "elastic.json"
+    path.write_text(json.dumps({"models": MODELS, "price": {FAST: 2.0}}))
+    planner, here, only = ElasticPlanner("gavel-cost", str(path)), nodes((1, FAST), (1, SLOW)), job(0, "stays")
+    planner.check(only, here)
+    assert shares(planner.plan(View(0.0, here, (only,))).assign["j0"]) == ["n0-0"]
+    assert next(iter(planner.policy.known.values())).tolist() == [[0.0, 1.0]]  # type: ignore[attr-defined]  # K80, V100
+
+
+def test_gavel_divides_the_gpus_that_are_there_now(profiles: str) -> None:
+    """Each of two equal jobs gets half of the time of one GPU, and all of its time once a second GPU is there."""
+    planner, jobs = ElasticPlanner("gavel", profiles), (job(0, "stays"), job(1, "stays"))
+    found = []
+    for gpus in (1, 2):
+        planner.plan(View(60.0 * gpus, nodes((gpus, FAST)), jobs))
+        found.append(next(iter(planner.policy.known.values())).tolist())  # type: ignore[attr-defined]
+    assert found == [[[0.5]], [[1.0]]]
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(sorted(n for n, e in ELASTIC.items() if not e.packs)))
 def test_every_plan_holds(profiles: str, seed: int, policy: str) -> None:
-    """Drawn jobs and nodes over six rounds: no GPU twice, only measured configurations, one GPU model a job, GPUs kept
-    where all jobs keep their configurations, and a job without GPUs has a reason."""
+    """Drawn jobs and nodes over six rounds, in some of which a node is away: no GPU twice, only measured
+    configurations, one GPU model a job, GPUs kept where all jobs keep their configurations, and a job
+    without GPUs has a reason."""
     draw = random.Random(seed)
     kinds = [(draw.randint(1, 4), FAST if policy == "pollux" else draw.choice((FAST, SLOW))) for _ in range(3)]
     here, planner = nodes(*kinds), ElasticPlanner(policy, profiles)
@@ -161,7 +181,8 @@ def test_every_plan_holds(profiles: str, seed: int, policy: str) -> None:
         jobs.append(one)
     model_of = {gpu.uuid: gpu.model for node in here for gpu in node.gpus}
     for tick in range(6):
-        plan = planner.plan(View(60.0 * tick, here, tuple(jobs), early=draw.random() < 0.3))
+        there = here if draw.random() < 0.7 else tuple(draw.sample(here, 2))
+        plan = planner.plan(View(60.0 * tick, there, tuple(jobs), early=draw.random() < 0.3))
         held = [uuid for a in plan.assign.values() for uuid in shares(a)]
         assert len(held) == len(set(held)) <= sum(room.values())
         assert set(plan.assign) | set(plan.waiting) == {j.id for j in jobs}
@@ -175,7 +196,9 @@ def test_every_plan_holds(profiles: str, seed: int, policy: str) -> None:
         sizes = {j.id: len(shares(j.attempt.assignment)) for j in jobs if j.attempt is not None}
         if {name: len(shares(a)) for name, a in plan.assign.items()} == sizes:
             models = {j.id: {model_of[u] for u in shares(j.attempt.assignment)} for j in jobs if j.attempt is not None}
-            if all({model_of[u] for u in shares(a)} == models[name] for name, a in plan.assign.items()):
+            up = {gpu.uuid for node in there for gpu in node.gpus}
+            stay = all(up.issuperset(shares(j.attempt.assignment)) for j in jobs if j.attempt is not None)
+            if stay and all({model_of[u] for u in shares(a)} == models[name] for name, a in plan.assign.items()):
                 assert all(plan.assign[j.id] is j.attempt.assignment for j in jobs if j.attempt is not None)
         jobs = [
             holding(j.row, j.spec.model, plan.assign[j.id], gpus=j.spec.gpus, priority=j.spec.priority)

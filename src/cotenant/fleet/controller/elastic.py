@@ -80,7 +80,7 @@ class ElasticPlanner:
         self._received_s: dict[str, dict[str, float]] = {}  # job -> GPU model -> seconds that the job has run on it
         self._counted_s: dict[str, float] = {}
         self._lost: dict[str, str] = {}  # job -> what is wrong with its profile, so that it cannot be planned
-        self._models: list[str] = []  # the GPU models of the cluster when it was last planned
+        self._models: list[str] = []  # the GPU models that the cluster has had, those without a node now included
 
     # ---- Planner
 
@@ -136,6 +136,7 @@ class ElasticPlanner:
         jobs = [job for job in view.jobs if job.id not in plan.assign and self._known(job)]
         plan.waiting |= {job.id: Reason.NOT_CHOSEN for job in view.jobs if job.id not in plan.assign}
         room = _room(nodes) - _held(taken, nodes)
+        self._remember(room)
         options = self._configurations(jobs, room)
         if not len(options.gpu):
             return plan
@@ -179,14 +180,20 @@ class ElasticPlanner:
                 self._most[job.id] = max(self._most.get(job.id, 0), count)
             self._counted_s[job.id] = job.attained_s
 
+    def _remember(self, room: Counter[str]) -> None:
+        """Add the models in `room` to those of the cluster. The policy numbers the models and keeps figures for each
+        (demand, time received) from round to round, so it starts anew if there is one more."""
+        models = sorted({*self._models, *room})
+        if models != self._models:
+            self._models, self.policy = models, self.entry.make(SOLVER_LIMIT_S)
+
     def _configurations(self, jobs: Sequence[Job], room: Counter[str]) -> Configurations:
         """Every (GPU model, count) that a job's profile has and the fleet has room for; by model, then count."""
-        models = list(room)
+        models = self._models
         found = sorted({
             (g, n) for job in jobs for g, gpu in enumerate(models) for n in self.book.model(job.spec).rate.get(gpu, ())
             if n <= room[gpu]
         })  # fmt: skip
-        self._models = models
         price = np.array([self.book.shared.price.get(gpu, np.nan) for gpu in models])
         return Configurations(
             np.array([g for g, _ in found], np.int64), np.array([n for _, n in found], np.int64),

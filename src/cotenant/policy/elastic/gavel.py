@@ -32,7 +32,7 @@ class Gavel:
     """
 
     goal: str = "fairness"
-    known: dict[bytes, Floats] = field(default_factory=dict, repr=False)
+    known: dict[tuple[bytes, ...], Floats] = field(default_factory=dict, repr=False)
     # job -> (age of the job, time that it had run on each model) when these times were last reset
     since: dict[int, tuple[float, Floats]] = field(default_factory=dict, repr=False)
     solves: int = 0
@@ -68,12 +68,12 @@ class Gavel:
             key_of = np.column_stack([key_of, view.job])
         _, first, group, size = np.unique(key_of, axis=0, return_index=True, return_inverse=True, return_counts=True)
         group = group.reshape(-1)
-        left = view.left[first]
+        rates, wants, priority = rates_by_model(view, choices)[first], view.wants[first], view.priority[first]
         jobs = view.job if self.goal == "makespan" else size
-        key = np.concatenate([view.kind[first], view.priority[first], size, jobs]).astype(np.int64).tobytes()
+        given = (rates, wants, priority, size, jobs, view.options.capacity, view.options.price)
+        key = tuple(array.tobytes() for array in given)
         if key not in self.known:
-            rates = rates_by_model(view, choices)[first]
-            self.known = {key: allocate(self.goal, rates, view.wants[first], size, view, view.priority[first], left)}
+            self.known = {key: allocate(self.goal, rates, wants, size, view, priority, view.left[first])}
             self.solves += 1
         return self.known[key][group]
 
@@ -99,7 +99,8 @@ def allocate(goal: str, rate: Floats, wants: Ints, size: Ints, view: View, prior
     if goal == "agnostic":
         rate = np.where(rate > 0, 1.0, 0.0)
     if goal == "cost":
-        value = rate / np.maximum(rate.max(axis=1, keepdims=True), 1e-300) / price
+        # GPU models that no job can use may have no price (NaN)
+        value: Floats = np.where(rate > 0, rate / np.maximum(rate.max(axis=1, keepdims=True), 1e-300) / price, 0.0)
         return _solve(size[:, None] * value, np.zeros((r, 0)), rate, wants, size, capacity)
     if goal == "makespan":
         ratio = rate / np.maximum(left, 1e-300)[:, None]
