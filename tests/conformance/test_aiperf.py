@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from serve_setup import deployment, plan
-
-from cotenant.serving.server import running
+from server_thread import running
 
 onnx = pytest.importorskip("onnx")
 tokenizers = pytest.importorskip("tokenizers")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from serve_setup import deployment, plan
+from server_thread import Running, running
 
 from cotenant.serving.backends.timed import offset
 from cotenant.serving.protocol.messages import classes
-from cotenant.serving.server import Running, running
 
 tritonclient = pytest.importorskip("tritonclient.utils")
 

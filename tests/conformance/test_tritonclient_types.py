@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from identity_models import FIELDS, VALUES, identities
 from serve_setup import plan
-
-from cotenant.serving.server import Running, running
+from server_thread import Running, running
 
 pytest.importorskip("tritonclient.utils")
 pytest.importorskip("onnx")

@@ -78,7 +78,8 @@ def received(server: Any) -> int:
 
 
 def test_a_node_dies_and_its_services_move(cluster: Any) -> None:
-    from cotenant.serving.server import running
+    from server_thread import running
+
     from cotenant.serving.workers.on_ray import RayWorkers
 
     factory = RayWorkers(cluster.address, "mps", 4, timed=True)
@@ -130,7 +131,8 @@ def test_a_worker_killed_on_a_node_is_replaced(cluster: Any, tmp_path: Path) -> 
     import os
     import signal
 
-    from cotenant.serving.server import running
+    from server_thread import running
+
     from cotenant.serving.workers.on_ray import connect
 
     services = tmp_path / "services.yaml"

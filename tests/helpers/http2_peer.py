@@ -6,10 +6,10 @@ import socket
 import struct
 
 import numpy as np
+from server_thread import Running
 
 from cotenant.bench.gateway_grpc import PREFACE, SETTINGS, frame
 from cotenant.serving.protocol.messages import classes
-from cotenant.serving.server import Running
 
 
 class Peer:

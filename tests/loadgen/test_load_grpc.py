@@ -152,7 +152,7 @@ def test_an_unknown_model_is_wrong_input() -> None:
 
 
 def test_our_server_answers_over_grpc() -> None:
-    from cotenant.serving.server import running
+    from server_thread import running
 
     services = {
         "gpus": {"count": 1, "model": "RTX2080Ti"},

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from serve_setup import deployment, infer, plan
+from server_thread import running
 
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.session import Fleet, FleetOptions
 from cotenant.observability.metrics import AGENT, FLEET, SERVER
-from cotenant.serving.server import running
 
 TENANTS = [
     {"name": "notebooks", "request": 0.2, "limit": 0.5, "memory": "2GiB"},

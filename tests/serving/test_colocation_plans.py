@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from serve_setup import deployment
+from server_thread import running
 from waiting import wait_for
 
 from cotenant.bench.harness import Bench
 from cotenant.core.serving import ServingPlan
 from cotenant.serving.planning.crew import Crew
-from cotenant.serving.server import running
 
 
 @pytest.mark.parametrize("scheme", ["tidal", None])

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from identity_models import FIELDS, MOST, VALUES, identities
 from serve_setup import ask, plan
+from server_thread import Running, running
 
 from cotenant.serving.protocol.messages import classes
 from cotenant.serving.protocol.tensors import DTYPES, pack_strings, unpack_strings
-from cotenant.serving.server import Running, running
 
 pytest.importorskip("onnx")
 grpc = pytest.importorskip("grpc")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from serve_setup import ask, deployment, plan
+from server_thread import Running, running
 
 from cotenant.serving.protocol.messages import classes
 from cotenant.serving.protocol.tensors import unpack_strings
-from cotenant.serving.server import Running, running
 
 onnx = pytest.importorskip("onnx")
 grpc = pytest.importorskip("grpc")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from serve_setup import ask, deployment, plan
-
-from cotenant.serving.server import Running, running
+from server_thread import Running, running
 
 onnx = pytest.importorskip("onnx")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from heard import heard
 from serve_setup import deployment, infer, plan
+from server_thread import running
 from waiting import stays, wait_for
 
 from cotenant.bench.harness import Bench, with_source
-from cotenant.serving.server import running
 
 
 def worker_of(name: str, bench: Bench) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from heard import heard
 from serve_setup import deployment, drill, infer, plan
+from server_thread import running
 from waiting import stays, wait_for
 
 from cotenant.abi.floor import WorkClass
@@ -21,7 +22,6 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.bench.harness import Bench, Program
 from cotenant.core.errors import InputError, WorkError
-from cotenant.serving.server import running
 from cotenant.serving.worker import ModelSpec, WorkerSpec
 from cotenant.serving.workers.colocation import SIGN_S, Claim, Colocation, Turnstile
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from nvml_standin import Card, StandIn
 from serve_setup import deployment, plan
+from server_thread import running
 
 from cotenant.bench.onnx_model import perceptron
 from cotenant.core.errors import WorkError
 from cotenant.devices import mig, nvml
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of
-from cotenant.serving.server import running
 from cotenant.serving.worker import WorkerSpec
 from cotenant.serving.workers.devices import Devices
 from cotenant.serving.workers.local import LocalWorkers

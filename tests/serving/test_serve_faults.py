@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from serve_setup import ask, deployment, drill, infer, plan
+from server_thread import running
 from waiting import wait_for
 
 from cotenant.core.errors import WorkError
 from cotenant.serving.backends.timed import offset
-from cotenant.serving.server import running
 
 LONG = {"slo_ms": 60_000}
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from serve_setup import ask, deployment, infer, plan, tensor
+from server_thread import Running, running
 
 from cotenant.serving.backends.timed import offset
-from cotenant.serving.server import Running, running
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from http2_peer import Peer, message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve_setup import deployment, infer, plan
+from server_thread import Running, running
 from waiting import wait_for
 
 from cotenant.bench.gateway_grpc import DATA, HEADERS, PATH, PREFACE, SETTINGS, WINDOW_UPDATE, frame, headers
 from cotenant.serving.backends.timed import offset
 from cotenant.serving.protocol.messages import classes
-from cotenant.serving.server import Running, running
 
 PRIORITY, RST_STREAM, PING, GOAWAY, CONTINUATION, PUSH_PROMISE = 2, 3, 6, 7, 9, 5
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM = 1, 3, 6, 9, 11

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from heard import heard
 from serve_setup import ask, deployment, infer, plan
+from server_thread import Running, running
 from waiting import wait_for
 
 from cotenant.core.serving import ServingPlan
 from cotenant.serving.backends.timed import offset
 from cotenant.serving.planning.crew import Crew
-from cotenant.serving.server import Running, running
 from cotenant.serving.workers import local
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from heard import heard
 from serve_setup import ask, deployment, plan
+from server_thread import running
 
 from cotenant.bench.onnx_model import perceptron
 from cotenant.core.errors import InputError
 from cotenant.serving.config.server import ModelEntry
 from cotenant.serving.protocol.tensors import Tensor, TensorSpec, from_array, to_array
-from cotenant.serving.server import running
 from cotenant.serving.worker import Job, LoadError, ModelSpec, WorkerSpec
 from cotenant.serving.workers.engine import Engine
 from cotenant.serving.workers.repository import find, read_config

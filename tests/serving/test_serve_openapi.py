@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from serve_setup import deployment, plan
+from server_thread import Running, running
 
 from cotenant.serving.protocol.openapi import document
-from cotenant.serving.server import Running, running
 
 schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.specs.openapi.checks import (  # noqa: E402

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_setup import deployment, infer, plan
-
-from cotenant.serving.server import running
+from server_thread import running
 
 
 def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:

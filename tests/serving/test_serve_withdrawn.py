@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from http2_peer import Peer, message
 from serve_setup import deployment, infer, plan, tensor
+from server_thread import Running, running
 from waiting import wait_for
 
 from cotenant.bench.gateway_grpc import DATA, HEADERS, frame, headers
 from cotenant.serving.dispatch.calls import Outcome
-from cotenant.serving.server import Running, running
 
 RST_STREAM, GOAWAY, CALM = 3, 7, 11
 X = np.zeros((1, 2), np.float32)
