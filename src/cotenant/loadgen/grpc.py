@@ -209,7 +209,6 @@ class GrpcTransport:
         self.waiting: deque[tuple[int, int]] = deque()
 
     def open(self, loop: Loop) -> None:
-        """See Transport."""
         self.loop = loop
         try:
             for _ in range(min(CHANNELS, self.most)):
@@ -225,7 +224,6 @@ class GrpcTransport:
         return made
 
     def send(self, index: int, svc: int) -> None:
-        """See Transport."""
         open_ones = [c for c in self.channels if c.room()]
         if open_ones:
             channel = min(open_ones, key=lambda c: len(c.calls))
@@ -288,7 +286,6 @@ class GrpcTransport:
         channel.shut()
 
     def expire(self, index: int) -> None:
-        """See Transport."""
         channel, stream = self.where.pop(index, (None, 0))
         if channel is None:
             self.waiting = deque(x for x in self.waiting if x[0] != index)
@@ -298,7 +295,6 @@ class GrpcTransport:
         channel.flush()
 
     def close(self) -> None:
-        """See Transport."""
         for channel in self.channels:
             channel.shut()
         self.channels = []

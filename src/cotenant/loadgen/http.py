@@ -202,7 +202,7 @@ class Connection:
 
 
 class HttpTransport:
-    """Sends requests over up to `most` connections. A request without a free connection waits for one, and is recorded
+    """A Transport over up to `most` connections. A request without a free connection waits for one, and is recorded
     as sent late."""
 
     def __init__(self, target: Target, payloads: Sequence[Payload], most: int, warm: int = 8) -> None:
@@ -257,7 +257,6 @@ class HttpTransport:
         return made
 
     def send(self, index: int, svc: int) -> None:
-        """See Transport."""
         if self.free:
             # the connection that was used last is taken: its buffers are in the CPU's caches, and the server may close
             # idle connections
@@ -338,7 +337,6 @@ class HttpTransport:
         self.count -= 1
 
     def expire(self, index: int) -> None:
-        """See Transport."""
         connection = self.busy.pop(index, None)
         if connection is not None:
             connection.index = FREE
@@ -349,7 +347,6 @@ class HttpTransport:
             self._next()
 
     def close(self) -> None:
-        """See Transport."""
         for connection in [*self.free, *self.busy.values()]:
             connection.shut()
         self.free, self.busy = [], {}

@@ -237,7 +237,6 @@ class OpenAiTransport(HttpTransport):
         super().send(index, svc)
 
     def data(self, index: int, svc: int) -> bytes:
-        """See HttpTransport."""
         made = self._made.pop(index, None)
         return self.requests[svc].request(index, self.rows[index]) if made is None else made
 
@@ -320,7 +319,6 @@ class OpenAiTransport(HttpTransport):
         return self.requests[svc].fault(index, self.rows[index], "".join(self.texts.pop(index)))
 
     def broken(self, connection: Connection, error: Exception | None) -> None:
-        """See HttpTransport."""
         assert isinstance(connection, StreamConnection)
         connection.answer = None
         super().broken(connection, error)

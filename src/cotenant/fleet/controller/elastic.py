@@ -66,7 +66,7 @@ class ElasticBook:
 
 
 class ElasticPlanner:
-    """A planner that uses the elastic policy named `policy`. `profiles`: a set or file of elastic profiles, for jobs
+    """A Planner that uses the elastic policy named `policy`. `profiles`: a set or file of elastic profiles, for jobs
     that state a model but have no profile file (default: the set that belongs to the policy). `default`: name of the
     profile for models that `profiles` lacks."""
 
@@ -85,11 +85,9 @@ class ElasticPlanner:
     # ---- Planner
 
     def describe(self) -> dict[str, Any]:
-        """See Planner."""
         return {"label": self.name, "policy": self.name, "elastic_profiles": self.book.shared.name}
 
     def fault(self) -> str:
-        """See Planner."""
         lost = "; ".join(self._lost.values())
         return f"jobs wait because their profiles cannot be used: {lost}" if lost else ""
 
@@ -97,7 +95,6 @@ class ElasticPlanner:
         """See Planner. Elastic policies have no compiled code, so nothing is done."""
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
-        """See Planner."""
         spec = job.spec
         if spec.shared:
             raise InputError(
@@ -126,7 +123,6 @@ class ElasticPlanner:
             raise InputError(f"policy {self.name} needs a price of {lacking[0]} in the profiles", field="policy")
 
     def plan(self, view: View) -> FleetPlan:
-        """See Planner."""
         plan, nodes = FleetPlan(), tuple(node for node in view.nodes if node.plain_gpus)
         self._count(view.jobs, nodes)
         fixed = [job for job in view.jobs if _holds(job) and (view.early or job.id in view.pinned)]

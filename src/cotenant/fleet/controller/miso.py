@@ -33,7 +33,7 @@ STANDS_IN = "A100-40GB"  # a GPU without MIG gets the slice sizes of this model,
 
 
 class MisoPlanner:
-    """A planner that partitions GPUs; a job has one slice of one GPU, a gang has whole GPUs.
+    """A Planner that partitions GPUs; a job has one slice of one GPU, a gang has whole GPUs.
 
     `rules`: those of the simulator, policy miso. `mechanism`: how slices are made: mig, mps or time. `measure_s`:
     seconds of steady steps at each of the three MPS percentages (100, 50 and 14 %) at which jobs are measured.
@@ -57,23 +57,19 @@ class MisoPlanner:
     # ---- Planner
 
     def describe(self) -> dict[str, Any]:
-        """See Planner."""
         return {
             "label": self.rules.policy, "policy": self.rules.policy, "objective": self.rules.objective,
             "mechanism": self.mechanism, "measure_s": self.measure_s, "horizon_s": self.rules.horizon_s,
         }  # fmt: skip
 
     def fault(self) -> str:
-        """See Planner."""
         return ""
 
     def warm_up(self) -> None:
-        """See Planner."""
         self._model = self._model or MpsMigModel.load()
         warm_up(geometry(STANDS_IN, double_memory=False))
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
-        """See Planner."""
         found = tuple(nodes)
         if job.spec.slice is not None and found:
             kind_of(_geometry_of(found[0].gpus[0]), job.spec.slice)

@@ -84,16 +84,15 @@ class Planner(Protocol):
 
 
 class JobPlanner:
-    """Plans by ordering, allotment and placement, with the same functions as the simulator. Attained service is counted
-    in whole leases of `lease_s`. If it were counted in milliseconds, the order of jobs that ran equally often would
-    depend on how long their programs took to start.
+    """A Planner by ordering, allotment and placement, with the same functions as the simulator. Attained service is
+    counted in whole leases of `lease_s`. If it were counted in milliseconds, the order of jobs that ran equally often
+    would depend on how long their programs took to start.
     """
 
     def __init__(self, policy: JobPolicy, profiles: ProfileBook, lease_s: float = 0.0) -> None:
         self.policy, self.profiles, self.lease_s = policy, profiles, lease_s
 
     def describe(self) -> dict[str, Any]:
-        """See Planner."""
         policy = self.policy
         return {
             "label": policy.label(),
@@ -104,11 +103,9 @@ class JobPlanner:
         }
 
     def fault(self) -> str:
-        """See Planner."""
         return self.profiles.fault()
 
     def warm_up(self) -> None:
-        """See Planner."""
         gpus = tuple(NodeGpu(f"gpu-{k}", "A100-40GB", 40 << 30) for k in range(2))
         spec = JobSpec("warm-up", ("true",), gpus=2.0, duration_s=1.0)
         jobs = (Job(0, "a", spec, 0.0), Job(1, "b", dataclasses.replace(spec, gpus=1.0), 0.0))
@@ -116,7 +113,6 @@ class JobPlanner:
             self.plan(View(0.0, (NodeSpec("node-0", 6.0, 125 * 10**9, gpus),), jobs, early))
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
-        """See Planner."""
         found = tuple(nodes)
         self.profiles.key(job.spec)
         if job.spec.slice is not None:
@@ -129,7 +125,6 @@ class JobPlanner:
             raise InputError(f"{job.spec.gpus:g} GPUs are requested and the fleet has {total}", field="gpus")
 
     def plan(self, view: View) -> FleetPlan:
-        """See Planner."""
         plan = FleetPlan()
         nodes = tuple(node for node in view.nodes if node.plain_gpus)
         chooser = GpuChooser(view.nodes)

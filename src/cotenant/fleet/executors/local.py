@@ -22,11 +22,9 @@ class LocalExecutor(Executor):
         self._numbers = dict.fromkeys(self._nodes, 0)
 
     def members(self) -> dict[str, NodeSpec]:
-        """See Executor."""
         return {name: node.spec for name, node in self._nodes.items()}
 
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
-        """See Executor."""
         answers: dict[str, dict[str, Any] | None] = {}
         for name, wanted in orders.items():
             if name not in self._nodes:
@@ -37,10 +35,8 @@ class LocalExecutor(Executor):
         return answers
 
     def read_log(self, node: str, path: str, offset: int) -> tuple[bytes, int]:
-        """See Executor."""
         return nodejobs.read_log(path, offset)
 
     def close(self) -> None:
-        """See Executor."""
         for node in self._nodes.values():
             node.close()

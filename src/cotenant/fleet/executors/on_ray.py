@@ -92,15 +92,12 @@ class RayExecutor(Executor):
     # -- contract --------------------------------------------------------------------------------------------------
 
     def members(self) -> dict[str, NodeSpec]:
-        """See Executor."""
         return dict(self._members)
 
     def fault(self) -> str:
-        """See Executor."""
         return self._fault
 
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
-        """See Executor."""
         answers: dict[str, dict[str, Any] | None] = dict.fromkeys(orders)
         with self._lock:
             cluster = self._ready()
@@ -130,7 +127,6 @@ class RayExecutor(Executor):
         return answers
 
     def read_log(self, node: str, path: str, offset: int) -> tuple[bytes, int]:
-        """See Executor."""
         with self._lock:
             cluster = self._ready()
             name = node if node in self._members else next(iter(self._members), None)
@@ -143,7 +139,6 @@ class RayExecutor(Executor):
         return raw, int(end)
 
     def close(self) -> None:
-        """See Executor."""
         self._closing.set()
         if self._connecting is not None:
             self._connecting.join()
@@ -151,7 +146,6 @@ class RayExecutor(Executor):
             self._disconnect(CLOSE_S)
 
     def shutdown(self) -> None:
-        """See Executor."""
         with self._lock:
             if self._cluster is not None:
                 wait([self._cluster.kill(name) for name in self._members], timeout=ANSWER_S)

@@ -90,7 +90,6 @@ class Postgres:
         return bool(self.connection.info.transaction_status != 0)
 
     def create(self, schema: str) -> None:
-        """See Database."""
         for ours, theirs in TYPES:
             schema = schema.replace(ours, theirs)
         try:
@@ -99,7 +98,6 @@ class Postgres:
             raise self._failed(error) from None
 
     def write(self, statement: str, rows: Iterable[Row]) -> None:
-        """See Database."""
         try:
             if not self._in_transaction():
                 self.connection.execute("BEGIN")
@@ -109,7 +107,6 @@ class Postgres:
             raise self._failed(error) from None
 
     def read(self, query: str, values: Row = ()) -> list[Row]:
-        """See Database."""
         try:
             rows: list[Row] = self.connection.execute(query.replace("?", "%s"), values).fetchall()
             return rows
@@ -117,7 +114,6 @@ class Postgres:
             raise self._failed(error) from None
 
     def commit(self) -> None:
-        """See Database."""
         try:
             if self._in_transaction():
                 self.connection.execute("COMMIT")
@@ -125,7 +121,6 @@ class Postgres:
             raise self._failed(error) from None
 
     def rollback(self) -> None:
-        """See Database."""
         try:
             if self._in_transaction():
                 self.connection.execute("ROLLBACK")
@@ -133,7 +128,6 @@ class Postgres:
             return
 
     def close(self) -> None:
-        """See Database."""
         self._closed.set()
         self.connection.close()
 

@@ -12,7 +12,7 @@ from cotenant.fleet.store.database import Row, StoreError
 
 
 class Sqlite:
-    """The database of a job store: a SQLite file in WAL mode, synced at every commit."""
+    """The Database of a job store: a SQLite file in WAL mode, synced at every commit."""
 
     shared = False
 
@@ -30,14 +30,12 @@ class Sqlite:
             raise WorkError(f"{self.name}: cannot be opened: {error}") from None
 
     def create(self, schema: str) -> None:
-        """See Database."""
         try:
             self.connection.executescript(schema)
         except sqlite3.Error as error:
             raise WorkError(f"{self.name}: cannot be opened: {error}") from None
 
     def write(self, statement: str, rows: Iterable[Row]) -> None:
-        """See Database."""
         try:
             if not self.connection.in_transaction:
                 self.connection.execute("BEGIN IMMEDIATE")
@@ -47,11 +45,9 @@ class Sqlite:
             raise StoreError(f"{self.name}: cannot be written: {error}") from None
 
     def read(self, query: str, values: Row = ()) -> list[Row]:
-        """See Database."""
         return self.connection.execute(query, values).fetchall()
 
     def commit(self) -> None:
-        """See Database."""
         try:
             if self.connection.in_transaction:
                 self.connection.execute("COMMIT")
@@ -60,11 +56,9 @@ class Sqlite:
             raise StoreError(f"{self.name}: cannot be written: {error}") from None
 
     def rollback(self) -> None:
-        """See Database."""
         with suppress(sqlite3.Error):
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        """See Database."""
         self.connection.close()

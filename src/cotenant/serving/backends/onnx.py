@@ -75,14 +75,12 @@ class OnnxModel(Backend):
                 return
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
-        """See Backend."""
         if self._strings:
             inputs = [_text(x) if x.dtype == object else x for x in inputs]
         found: list[np.ndarray] = self._session.run(self._wanted, dict(zip(self._names, inputs, strict=True)))
         return found
 
     def close(self) -> None:
-        """See Backend."""
         del self._session
 
 

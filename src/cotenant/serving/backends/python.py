@@ -42,7 +42,6 @@ class PythonModel(Backend):
         self.info = ModelInfo(inputs, outputs, batchable, "python", time.monotonic() - began)
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
-        """See Backend."""
         found = self._run(*inputs)
         given = list(found) if isinstance(found, list | tuple) else [found]
         if len(given) != len(self.info.outputs):

@@ -55,7 +55,6 @@ class TimedModel(Backend):
         time.sleep(float(config.get("load_s", 0.0)))
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
-        """See Backend."""
         data = inputs[0]
         if self._on_value and data.size:
             for value in data.reshape(count, -1)[:, 0].tolist():

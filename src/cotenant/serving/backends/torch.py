@@ -146,7 +146,6 @@ class TorchModel(Backend):
     # ---- batches ----
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
-        """See Backend."""
         torch = self._torch
         with torch.inference_mode():
             if self._captured:
@@ -191,7 +190,6 @@ class TorchModel(Backend):
         return False
 
     def close(self) -> None:
-        """See Backend."""
         self._graphs.clear()
         del self._module
 

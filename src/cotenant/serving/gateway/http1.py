@@ -151,7 +151,6 @@ class Connection(asyncio.Protocol):
     # ---- asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         # a cast instead of a check, because uvloop's transports are not of this class
         self.transport = cast(asyncio.Transport, transport)
         if len(self.front.connections) >= self.front.limits.connections:
@@ -172,7 +171,6 @@ class Connection(asyncio.Protocol):
             exchange.withdraw()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self._over:
             return
         if self._current is None and not self.queue:
@@ -209,7 +207,6 @@ class Connection(asyncio.Protocol):
             self.queue[0].slow(True)
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._paused = False
         self.transport.resume_reading()
         if self.queue:
@@ -220,20 +217,17 @@ class Connection(asyncio.Protocol):
     # ---- parser ----
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         self._current = Exchange(self, b"")
         self._chunks.clear()
         self.size = self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """See httptools."""
         assert self._current is not None
         self._current.url += url
         if len(self._current.url) > MOST_URL:
             self._bad(414, b"the URL is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
         current = self._current
         if current is None:
             return
@@ -244,7 +238,6 @@ class Connection(asyncio.Protocol):
         current.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         current = self._current
         if current is None:
             return
@@ -258,7 +251,6 @@ class Connection(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         if self._current is None:
             return
         self.size += len(body)
@@ -268,7 +260,6 @@ class Connection(asyncio.Protocol):
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         current, self._current = self._current, None
         if current is None or self._over:
             return

@@ -90,7 +90,6 @@ class Connection(asyncio.Protocol):
     # ---- asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self.transport = cast(asyncio.Transport, transport)
         if len(self.front.connections) >= self.front.limits.connections:
             self.front.refused += 1
@@ -105,7 +104,6 @@ class Connection(asyncio.Protocol):
         self.transport.write(frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, grow))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self.closing = True
         gone = list(self.streams.values())
         self.streams.clear()
@@ -114,18 +112,15 @@ class Connection(asyncio.Protocol):
         self.front.connections.discard(self)
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._paused = True
         self.deadline = time.monotonic() + self.front.limits.write_s
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._paused = False
         self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self.closing:
             return
         buffer = self._buffer

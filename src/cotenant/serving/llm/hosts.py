@@ -92,7 +92,7 @@ async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | 
 
 
 class PlainHost:
-    """Runs programs without a GPU, within a given amount of host memory. They cannot be evicted."""
+    """A Host without a GPU, with a given amount of host memory. Its programs cannot be evicted."""
 
     moves = False
     agent = None
@@ -104,11 +104,9 @@ class PlainHost:
         """See Host."""
 
     async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
-        """See Host."""
         return await spawn(command, log, None)
 
     async def evict(self, name: str) -> None:
-        """See Host."""
         raise WorkError("a program without a GPU cannot be moved")
 
     async def bring(self, name: str) -> None:
@@ -119,9 +117,9 @@ class PlainHost:
 
 
 class AgentHost:
-    """Runs programs as tenants of an agent, which must run in `folder`. If `folder` is None, it is the agent in this
-    user's folder; if none runs there, the host starts its own agent in a temporary folder, restarts it if it ends, and
-    stops it in `close`.
+    """A Host whose programs are tenants of an agent, which must run in `folder`. If `folder` is None, it is the agent
+    in this user's folder; if none runs there, the host starts its own agent in a temporary folder, restarts it if it
+    ends, and stops it in `close`.
     """
 
     def __init__(
@@ -146,7 +144,6 @@ class AgentHost:
     # ---- the agent ----
 
     async def start(self) -> None:
-        """See Host."""
         try:
             status = await self._in_thread(lambda: self._call_once("status"))
         except WorkError:
@@ -264,7 +261,6 @@ class AgentHost:
     # ---- programs ----
 
     async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
-        """See Host."""
         effort = model.class_ == "best-effort"
         spec = TenantSpec(
             model.name, memory_bytes=model.memory, priority=model.priority, gpus=(self.gpus[gpu].uuid,),
@@ -308,11 +304,9 @@ class AgentHost:
                 raise
 
     async def evict(self, name: str) -> None:
-        """See Host."""
         await self._order("park", name=name, timeout_s=PARK_WITHIN_S)
 
     async def bring(self, name: str) -> None:
-        """See Host."""
         await self._order("resume", name=name, timeout_s=AGENT_BACK_S)
 
     async def _order(self, op: str, **values: Any) -> None:
@@ -357,7 +351,6 @@ class AgentHost:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def close(self) -> None:
-        """See Host."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)

@@ -121,27 +121,23 @@ class Program:
 
 
 class _Answer:
-    """Collects one short answer of the program; `done` gets its status and its whole body."""
+    """A Receiver that collects one short answer of the program; `done` gets its status and its whole body."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._status, self._parts = 0, [b""]
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """See Receiver."""
         self._status = status
 
     def got_body(self, data: bytes) -> None:
-        """See Receiver."""
         self._parts.append(data)
 
     def got_end(self) -> None:
-        """See Receiver."""
         if not self.done.done():
             self.done.set_result((self._status, b"".join(self._parts)))
 
     def got_fault(self, why: str) -> None:
-        """See Receiver."""
         if not self.done.done():
             self.done.set_result((0, b""))
 

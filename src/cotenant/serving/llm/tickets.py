@@ -27,8 +27,8 @@ DEATH_WITHIN_S = 2.0  # a connection may break up to this long before the server
 
 
 class Ticket:
-    """One request to a language model. `over` is called once, when the request is answered or its client has
-    disconnected; `again` is called if the request should be sent to a program once more.
+    """One request to a language model, and the Receiver of its answer. `over` is called once, when the request is
+    answered or its client has disconnected; `again` is called if the request should be sent to a program once more.
     """
 
     __slots__ = (
@@ -114,7 +114,6 @@ class Ticket:
                 self.fail(OpenAIError(400, "a stream cannot be pipelined", "pipelined"), "failed")
 
     def got_body(self, data: bytes) -> None:
-        """See Receiver."""
         if not self.streamed:
             self._parts.append(data)
             return
@@ -132,7 +131,6 @@ class Ticket:
             self.x.send(data)
 
     def got_end(self) -> None:
-        """See Receiver."""
         if self.done:
             return
         self._link = None
@@ -149,7 +147,6 @@ class Ticket:
         self._finish("ok" if self._status < 400 else "error")
 
     def got_fault(self, why: str) -> None:
-        """See Receiver."""
         self._link = None
         if not self.done:
             self._task = asyncio.get_running_loop().create_task(self._fault(why))

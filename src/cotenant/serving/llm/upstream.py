@@ -65,7 +65,6 @@ class Link(asyncio.Protocol):
     # ---- asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -82,7 +81,6 @@ class Link(asyncio.Protocol):
         self._hand_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._upstream.lost(self)
         if self._receiver is not None and self._headers and not self._sized:
             self._hand_on()
@@ -108,29 +106,24 @@ class Link(asyncio.Protocol):
     # ---- parser ----
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         self._headers, self._sized = [], False
         self._chunks.clear()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
         name = name.lower()
         self._headers.append((name, value))
         if name in (b"content-length", b"transfer-encoding"):
             self._sized = True
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         status = self._parser.get_status_code()
         if status >= 200 and self._receiver is not None:
             self._receiver.got_head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         # an informational status such as 100 Continue, after which the real answer comes
         if self._parser.get_status_code() < 200:
             return

@@ -64,7 +64,6 @@ class LocalWorker:
         return self._gone.is_set()
 
     async def start(self) -> dict[str, ModelInfo]:
-        """See Worker."""
         loop = asyncio.get_running_loop()
         if self.prepare is not None:
             try:
@@ -248,7 +247,6 @@ class LocalWorker:
             return "the worker has ended"
 
     async def stop(self, grace_s: float) -> None:
-        """See Worker."""
         self._stopping = True
         if self._process is None or self._gone.is_set():
             return
@@ -262,7 +260,6 @@ class LocalWorker:
             await self._gone.wait()
 
     def kill(self) -> None:
-        """See Worker."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGKILL)
 
@@ -320,7 +317,7 @@ def _how(code: int | None) -> str:
 
 
 class LocalWorkers:
-    """Creates worker processes and gives each its share: CPU cores, or a GPU with enforcement of its fraction."""
+    """A WorkerFactory of processes with a share each: CPU cores, or a GPU with enforcement of its fraction."""
 
     def __init__(
         self, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S,
@@ -338,11 +335,9 @@ class LocalWorkers:
         self._made: list[LocalWorker] = []
 
     def gpus(self) -> Sequence[int] | None:
-        """See WorkerFactory."""
         return None
 
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
-        """See WorkerFactory."""
         needs_gpu = mechanisms.find(spec.mechanism).capabilities.needs_gpu
         cores = () if needs_gpu else self._cores_for(spec)
         environment = {"OMP_NUM_THREADS": str(max(1, len(cores)))}
@@ -374,6 +369,5 @@ class LocalWorkers:
         return tuple(sorted(sorted(mine, key=lambda core: (load[core], core))[:wanted]))
 
     async def close(self) -> None:
-        """See WorkerFactory."""
         if self._devices is not None:
             self._devices.close()

@@ -36,7 +36,6 @@ class RayWorker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> dict[str, ModelInfo]:
-        """See Worker."""
         self._owner.running[self.spec.name] = self
         answer = await self._owner.ask(self.spec.gpu, "start", self.spec)
         if answer is None or self._dead:
@@ -51,7 +50,6 @@ class RayWorker:
         return infos
 
     def submit(self, job: Job) -> None:
-        """See Worker."""
         units = [[Tensor(t.name, t.datatype, t.shape, bytes(t.data)) for t in unit] for unit in job.units]
         self._spawn(self._run(job, replace(job, units=units)))
 
@@ -75,7 +73,6 @@ class RayWorker:
             self._listener.died(self, why)
 
     async def stop(self, grace_s: float) -> None:
-        """See Worker."""
         self._stopping = True
         self._owner.running.pop(self.spec.name, None)
         if not self._dead:
@@ -84,7 +81,6 @@ class RayWorker:
                 await asyncio.wait_for(asked, grace_s + SILENT_S)
 
     def kill(self) -> None:
-        """See Worker."""
         self._spawn(self._kill())
 
     async def _kill(self) -> None:
@@ -132,12 +128,10 @@ class RayWorkers:
     # -- WorkerFactory ---------------------------------------------------------------------------------------------
 
     def gpus(self) -> Sequence[int]:
-        """See WorkerFactory."""
         nodes = self._nodes
         return nodes.gpus() if nodes is not None else []
 
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
-        """See WorkerFactory."""
         return RayWorker(spec, listener, self)
 
     async def close(self) -> None:
