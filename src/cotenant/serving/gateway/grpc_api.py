@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.gateway import reflection
-from cotenant.serving.gateway.http2_stream import Handler, Slot
+from cotenant.serving.gateway.http2_stream import INVALID, Handler, Slot
 from cotenant.serving.gateway.management import NO_CUDA_MEMORY, Api
 from cotenant.serving.protocol.messages import SERVICE, classes
 from cotenant.serving.protocol.oip import (
@@ -30,7 +32,6 @@ _CONTENTS = {
 }  # fmt: skip
 _NO_RAW = "input {!r} has no raw contents, but others have"
 _TOO_MANY_RAW = "there are more raw contents than inputs that need them"
-INVALID = 3
 # number of parsed request heads that are cached, and size in bytes above which a head is not cached
 MOST_HEADS, MOST_HEAD = 1024, 4096
 
@@ -54,8 +55,8 @@ class GrpcApi:
             "ServerMetadata": lambda m: self.api.server_metadata(),
             "ModelReady": self._model_ready,
             "ModelMetadata": lambda m: self.api.model_metadata(m.name, m.version),
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._statistics,
+            "ModelConfig": lambda m: {"config": self.api.model_config(m.name, m.version)},
+            "ModelStatistics": lambda m: self.api.statistics(m.name, m.version),
             "RepositoryIndex": lambda m: {"models": self.api.index(m.ready)},
             "SystemSharedMemoryStatus": lambda m: {"regions": {x["name"]: x for x in self.api.memory(m.name)}},
             "SystemSharedMemoryRegister": self._register,
@@ -65,29 +66,29 @@ class GrpcApi:
             "CudaSharedMemoryUnregister": lambda m: {},
         }
         found = {
-            name: Handler(self._simple(name, answer), guarded=name not in ("ServerLive", "ServerReady"))
+            name: Handler(
+                self._simple(name, answer), self.messages[f"{name}Request"],
+                guarded=name not in ("ServerLive", "ServerReady"),
+            )
             for name, answer in simple.items()
-        }
+        }  # fmt: skip
         found["ModelInfer"] = Handler(self._infer)
         found["ModelStreamInfer"] = Handler(self._stream_infer, streaming=True)
-        found["RepositoryModelLoad"] = Handler(self._repository("Load", self.api.load))
-        found["RepositoryModelUnload"] = Handler(self._repository("Unload", self.api.unload))
+        for verb, act in (("Load", self.api.load), ("Unload", self.api.unload)):
+            found[f"RepositoryModel{verb}"] = Handler(
+                self._repository(act), self.messages[f"RepositoryModel{verb}Request"]
+            )
         paths = {f"{SERVICE}{name}".encode(): handler for name, handler in found.items()}
         return paths | reflection.handlers(found, lambda: not self.api.not_ready())
 
     # ---- everything except inference ----
 
-    def _simple(self, name: str, answer: Callable[[Any], dict[str, Any]]) -> Callable[[Slot, bytes], None]:
-        request, response = self.messages[f"{name}Request"], self.messages[f"{name}Response"]
+    def _simple(self, name: str, answer: Callable[[Any], dict[str, Any]]) -> Callable[[Slot, Any], None]:
+        response = self.messages[f"{name}Response"]
 
-        def serve(slot: Slot, data: bytes) -> None:
-            from google.protobuf.message import DecodeError
-
+        def serve(slot: Slot, message: Any) -> None:
             try:
-                content = answer(request.FromString(data))
-            except DecodeError:
-                slot.fail(INVALID, "not a message of this method")
-                return
+                content = answer(message)
             except Refusal as refusal:
                 slot.fail(refusal.kind.value[1], refusal.message, refusal.retry_s)
                 return
@@ -113,24 +114,8 @@ class GrpcApi:
     def _register_cuda(self, message: Any) -> dict[str, Any]:
         raise Refusal(Kind.WRONG, NO_CUDA_MEMORY)
 
-    def _model_config(self, message: Any) -> dict[str, Any]:
-        return {"config": self.api.model_config(message.name, message.version)}
-
-    def _statistics(self, message: Any) -> dict[str, Any]:
-        return self.api.statistics(message.name, message.version)
-
-    def _repository(self, verb: str, act: Callable[[str, dict[str, Any]], Any]) -> Callable[[Slot, bytes], None]:
-        request = self.messages[f"RepositoryModel{verb}Request"]
-
-        def serve(slot: Slot, data: bytes) -> None:
-            from google.protobuf.message import DecodeError
-
-            try:
-                message = request.FromString(data)
-            except DecodeError:
-                slot.fail(INVALID, "not a message of this method")
-                return
-
+    def _repository(self, act: Callable[[str, dict[str, Any]], Any]) -> Callable[[Slot, Any], None]:
+        def serve(slot: Slot, message: Any) -> None:
             def done(refusal: Refusal | None) -> None:
                 if refusal is None:
                     slot.reply(b"")
@@ -224,8 +209,6 @@ class GrpcApi:
         """Decode a whole request. If the number of raw contents that follow is given, decode only the request's header:
         its tensors have no data.
         """
-        from google.protobuf.message import DecodeError
-
         try:
             message = self._request.FromString(data)
         except DecodeError:

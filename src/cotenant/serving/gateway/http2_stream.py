@@ -8,14 +8,16 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
+
+from google.protobuf.message import DecodeError
 
 from cotenant.core.http2 import DATA, END_HEADERS, END_STREAM, FRAME_HEAD, HEADERS, RST_STREAM, frame, literal
 from cotenant.serving.gateway.http1 import HttpLimits
 
 PREFIX = struct.Struct(">BI")
-OK, CANCELLED, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 1, 8, 12, 13
+INVALID, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 3, 8, 12, 13
 
 
 def header_frame(stream: int, block: bytes, ends: bool) -> bytes:
@@ -100,11 +102,13 @@ class Slot:
 
 
 class Handler:
-    """A gRPC method. `serve(slot, message)` answers a message, now or later. `streaming`: a call has several
-    messages."""
+    """A gRPC method. `serve(slot, message)` answers a message, now or later. `kind`: protobuf class of the message;
+    None: `serve` gets its bytes. `streaming`: a call has several messages."""
 
-    def __init__(self, serve: Callable[[Slot, bytes], None], streaming: bool = False, guarded: bool = True) -> None:
-        self.serve, self.streaming, self.guarded = serve, streaming, guarded
+    def __init__(
+        self, serve: Callable[[Slot, Any], None], kind: Any = None, streaming: bool = False, guarded: bool = True
+    ) -> None:
+        self.serve, self.kind, self.streaming, self.guarded = serve, kind, streaming, guarded
 
 
 class Stream:
@@ -200,7 +204,10 @@ class Stream:
         slot = Slot(self)
         self._slots.append(slot)
         try:
-            self._handler.serve(slot, message)
+            kind = self._handler.kind
+            self._handler.serve(slot, message if kind is None else kind.FromString(message))
+        except DecodeError:
+            slot.fail(INVALID, "not a message of this method")
         except Exception as error:
             self.connection.front.failed(error)
             slot.fail(INTERNAL, "the server failed on this request")

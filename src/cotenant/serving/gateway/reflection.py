@@ -9,7 +9,7 @@ from cotenant.core import protobuf
 from cotenant.serving.gateway.http2_stream import Handler, Slot
 from cotenant.serving.protocol.messages import SERVICE, classes
 
-INVALID, NOT_FOUND, UNIMPLEMENTED = 3, 5, 12
+NOT_FOUND = 5
 HEALTH = "grpc.health.v1"
 VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 _HEALTH = {
@@ -49,16 +49,9 @@ def handlers(methods: Mapping[str, Handler], ready: Callable[[], bool]) -> dict[
     inference = SERVICE.strip("/")
     known = {"", inference, f"{HEALTH}.Health"}
 
-    def check(slot: Slot, data: bytes) -> None:
-        from google.protobuf.message import DecodeError
-
-        try:
-            name = health["HealthCheckRequest"].FromString(data).service
-        except DecodeError:
-            slot.fail(INVALID, "not a message of this method")
-            return
-        if name not in known:
-            slot.fail(NOT_FOUND, f"there is no service {name[:200]!r}")
+    def check(slot: Slot, message: Any) -> None:
+        if message.service not in known:
+            slot.fail(NOT_FOUND, f"there is no service {message.service[:200]!r}")
             return
         status = SERVING if ready() else NOT_SERVING
         slot.reply(health["HealthCheckResponse"](status=status).SerializeToString())
@@ -68,14 +61,14 @@ def handlers(methods: Mapping[str, Handler], ready: Callable[[], bool]) -> dict[
         _file(classes(), inference, {name: name in streams for name in methods}),
         _file(health, f"{HEALTH}.Health", {"Check": False}, prefix="Health"),
     ]
-    paths = {f"/{HEALTH}.Health/Check".encode(): Handler(check, guarded=False)}
+    paths = {f"/{HEALTH}.Health/Check".encode(): Handler(check, health["HealthCheckRequest"], guarded=False)}
     kinds = {version: protobuf.classes(version, _REFLECTION) for version in VERSIONS}
     for version, own in kinds.items():
         service = f"{version}.ServerReflection"
         files.append(_file(own, service, {"ServerReflectionInfo": True}, prefix="ServerReflection"))
     for version, own in kinds.items():
         path = f"/{version}.ServerReflection/ServerReflectionInfo"
-        paths[path.encode()] = Handler(_Reflection(own, files).serve, streaming=True)
+        paths[path.encode()] = Handler(_Reflection(own, files).serve, own["ServerReflectionRequest"], streaming=True)
     return paths
 
 
@@ -120,15 +113,8 @@ class _Reflection:
         for method in getattr(kind, "method", ()):
             self._symbols[f"{name}.{method.name}"] = file
 
-    def serve(self, slot: Slot, data: bytes) -> None:
+    def serve(self, slot: Slot, request: Any) -> None:
         """Answer one request of the reflection stream."""
-        from google.protobuf.message import DecodeError
-
-        try:
-            request = self.own["ServerReflectionRequest"].FromString(data)
-        except DecodeError:
-            slot.fail(INVALID, "not a message of this method")
-            return
         response = self.own["ServerReflectionResponse"](valid_host=request.host, original_request=request)
         asked = next((x.name for x, _ in request.ListFields() if x.name in _CHOICES), "list_services")
         if asked == "list_services":
