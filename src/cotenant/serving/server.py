@@ -97,7 +97,7 @@ class Server:
         regions = Regions(allowed=near or self.tokens.any)
         self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body, regions)
         self.routes = Routes(self.api, self._connections, lambda: self.http_url)
-        self.front = HttpFront(self.routes.handle, http_limits(config), self._failed)
+        self.front = HttpFront(self.routes.handle, http_limits(entry.listen), self._failed)
         self.http_url = self.grpc_address = ""
         self._taken: dict[str, list[socket.socket]] = {}
         self._listeners: list[asyncio.Server] = []
@@ -106,7 +106,7 @@ class Server:
 
     def _tell(self, text: str, level: int = logging.INFO) -> None:
         """Log a sentence and show it on the live page."""
-        self.api.decided(text)
+        self.api.decisions.add(text)
         LOG.log(level, text)
 
     def _connections(self) -> dict[str, tuple[int, int]]:
@@ -173,7 +173,7 @@ class Server:
         from cotenant.serving.gateway.http2 import Http2Front
 
         handlers = GrpcApi(self.api).handlers()
-        self._grpc = Http2Front(handlers, http_limits(self.config), self._failed, self.api.guard)
+        self._grpc = Http2Front(handlers, http_limits(self.config.entry.listen), self._failed, self.api.guard)
         protocol: Callable[[], asyncio.Protocol] = self._grpc.protocol
         return protocol
 
@@ -253,7 +253,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.replanner.process.close()
         await self.crew.close(grace_s)
-        await self.routes.close()
+        await self.routes.pages.close()
         doors.let_go(self._taken)
         self.front.abort()
         if self._grpc is not None:

@@ -9,15 +9,14 @@ from pathlib import Path
 from cotenant.core.errors import InputError
 from cotenant.serving.config.backends import pretends
 from cotenant.serving.config.planning import Problem
-from cotenant.serving.config.server import ModelEntry, ServingConfig
+from cotenant.serving.config.server import ListenEntry, ModelEntry, ServingConfig
 from cotenant.serving.gateway.http1 import HttpLimits
 from cotenant.serving.worker import WorkerFactory
 from cotenant.serving.workers.repository import find
 
 
-def http_limits(config: ServingConfig) -> HttpLimits:
-    """Limits of the endpoints from the services file."""
-    listen = config.entry.listen
+def http_limits(listen: ListenEntry) -> HttpLimits:
+    """Limits of the endpoints from the setting `listen`."""
     return HttpLimits(
         listen.max_body, listen.read_timeout, listen.write_timeout, listen.idle_timeout, listen.max_connections
     )

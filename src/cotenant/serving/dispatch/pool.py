@@ -278,7 +278,7 @@ class Pool:
         let.free.set()
         if let.index >= 0:
             self.desk.hold(let.index)
-        self.stats.worker_died()
+        self.stats.worker_deaths += 1
         for unit in suspects:
             if unit.tries:
                 text = (

@@ -6,6 +6,7 @@ Names, units and formulas: docs/metrics.md; presentation: live_rows.py.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from cotenant.observability.exposition import Histogram
@@ -87,17 +88,12 @@ class ServiceStats:
         self.latency = Histogram(SERVER_SECONDS.buckets)
         self.batch = Histogram(SERVER_BATCH.buckets)
         self.requests = Requests()
-        self.recent: list[float] = []
-        self._at = 0
+        self.recent: deque[float] = deque(maxlen=RECENT)
 
     def answered(self, latency_ms: float) -> None:
         """Count an answer and its latency."""
         self.latency.observe(latency_ms / 1e3)
-        if len(self.recent) < RECENT:
-            self.recent.append(latency_ms)
-        else:
-            self.recent[self._at] = latency_ms
-            self._at = (self._at + 1) % RECENT
+        self.recent.append(latency_ms)
 
     def percentile(self, q: float) -> float | None:
         """Return a percentile of the latencies of recent answers, in ms."""
@@ -137,7 +133,3 @@ class Stats:
         own = self.services[service]
         own.batch.observe(size)
         own.requests.batch(size, parts_ms)
-
-    def worker_died(self) -> None:
-        """Count a worker that has ended unexpectedly."""
-        self.worker_deaths += 1

@@ -110,7 +110,7 @@ async def rows(api: Api, address: str, got: Got) -> AsyncIterator[Row]:
             "queue": service["waiting"], "part_of": service["part_of"], "state": service["not_ready"] or "ready",
             "places": ", ".join(_place(let) for let in api.pool.lets if service["name"] in let.seats),
         }  # fmt: skip
-    for number, at, text in api.decisions:
+    for number, at, text in api.decisions.rows:
         yield "decisions", f"server-{number}", {"time_s": at, "source": "server", "text": text}
     if status["note"]:
         yield "warnings", "server-plan", {"source": "server", "about": "plan", "text": status["note"]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.dispatch.stats import Stats
+from cotenant.serving.gateway.pages import Decisions
 from cotenant.serving.gateway.requests import Gateway
 from cotenant.serving.gateway.tokens import Tokens
 from cotenant.serving.planning.crew import ApplyError, Crew
@@ -45,8 +45,7 @@ class Api:
         self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
         self.tokens, self.body_limit, self.regions = tokens, body_limit, regions
         self.pool = gateway.admission.pool
-        # the latest decisions about plans and workers, as (number, unix time, sentence)
-        self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)
+        self.decisions = Decisions()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def guard(self, authorization: bytes) -> tuple[int, str] | None:
@@ -56,11 +55,6 @@ class Api:
         except Refusal as refusal:
             return refusal.kind.value[1], refusal.message
         return None
-
-    def decided(self, text: str) -> None:
-        """Record a decision or finding, as a sentence, for the log and the live page."""
-        number = self.decisions[-1][0] + 1 if self.decisions else 0
-        self.decisions.append((number, time.time(), text))
 
     # ---- the protocol ----
 
@@ -232,10 +226,6 @@ class Api:
 
     # ---- plan and statistics ----
 
-    def plan(self) -> dict[str, Any]:
-        """The current plan, as written by `cotenant plan --json`."""
-        return self.pool.plan.to_dict()
-
     def status(self) -> dict[str, Any]:
         """Everything that `cotenant top` shows."""
         plan, now = self.pool.plan, self.pool.now_ms()
@@ -273,6 +263,6 @@ class Api:
             "gpus_held": self.replanner.held, "planner": plan.planner, "note": self.replanner.note,
             "replans": self.stats.replans, "switches": self.stats.switches, "worker_deaths": self.stats.worker_deaths,
             "draining": self.gateway.draining, "in_flight": self.gateway.open,
-            "decisions": [{"time_s": at, "text": text} for _, at, text in self.decisions],
+            "decisions": [{"time_s": at, "text": text} for _, at, text in self.decisions.rows],
             "services": services, "gpulets": gpulets,
         }  # fmt: skip

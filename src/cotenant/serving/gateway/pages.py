@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,6 +16,17 @@ from cotenant.serving.gateway.http1 import Exchange
 PAGE = f"content-type: text/html; charset=utf-8\r\n{SECURITY}".encode()
 EVENTS = f"content-type: text/event-stream\r\n{SECURITY}".encode()
 MOST_BEHIND = 4 << 20  # a viewer is disconnected if more bytes than this wait until it reads them
+
+
+class Decisions:
+    """The latest decisions of a server, as `rows` of number, Unix time and sentence."""
+
+    def __init__(self) -> None:
+        self.rows: deque[tuple[int, float, str]] = deque(maxlen=50)
+
+    def add(self, text: str) -> None:
+        """Add the sentence of a decision."""
+        self.rows.append((self.rows[-1][0] + 1 if self.rows else 0, time.time(), text))
 
 
 class Pages:

@@ -65,7 +65,7 @@ class Routes:
             "/events": {b"GET": lambda x, n, v: self.pages.events(x)},
             "/metrics": {b"GET": lambda x, n, v: x.respond(200, self.metrics().encode(), TEXT)},
             "/cotenant/status": {b"GET": lambda x, n, v: self._json(x, api.status())},
-            "/cotenant/plan": {b"GET": lambda x, n, v: self._json(x, api.plan())},
+            "/cotenant/plan": {b"GET": lambda x, n, v: self._json(x, api.pool.plan.to_dict())},
             "/openapi.json": {b"GET": lambda x, n, v: self._json(x, document())},
         }
         self._of_model: dict[str, dict[bytes, Endpoint]] = {
@@ -195,10 +195,6 @@ class Routes:
             x.respond(200, await work)
 
         self.api.later(run(), lambda refusal: None if refusal is None else self._refuse(x, refusal))
-
-    async def close(self) -> None:
-        """Disconnect all browsers that show the live page."""
-        await self.pages.close()
 
     # ---- health, models and memory regions ----
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
@@ -33,7 +33,6 @@ from cotenant.serving.config.models import ModelEntry, ModelGpusEntry
 from cotenant.serving.llm.keeper import Keeper, kill_group
 
 LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 
 AGENT_WITHIN_S = 300.0  # long, because in a source checkout an agent first compiles the native libraries
 AGENT_BACK_S = 30.0  # how long a command to an agent that has ended waits for the agent's restart

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,22 +11,12 @@ from cotenant.observability import metrics_llm as names
 from cotenant.observability.exposition import Exposition, Histogram
 from cotenant.observability.feed import Row
 from cotenant.policy.residency import Place
+from cotenant.serving.gateway.pages import Decisions
 from cotenant.serving.llm.dispatch import Dispatch, Model
 from cotenant.serving.llm.hosts import GpuRoom
 from cotenant.serving.llm.stats import percentile_ms
 
 NO_TTFT, NO_TPOT = Histogram(names.MODEL_TTFT.buckets), Histogram(names.MODEL_TPOT.buckets)
-
-
-class Decisions:
-    """Recent decisions, as sentences."""
-
-    def __init__(self) -> None:
-        self.rows: deque[tuple[int, float, str]] = deque(maxlen=50)
-
-    def add(self, text: str) -> None:
-        """Add the sentence of a decision."""
-        self.rows.append((self.rows[-1][0] + 1 if self.rows else 0, time.time(), text))
 
 
 def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:

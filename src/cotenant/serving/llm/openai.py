@@ -11,9 +11,8 @@ from typing import Any
 
 import orjson
 
-from cotenant.serving.gateway.http1 import Exchange
+from cotenant.serving.gateway.http1 import JSON, Exchange
 
-JSON = b"content-type: application/json\r\n"
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # headers of a request that are not forwarded: hop-by-hop headers, and those that the gateway sets itself
 NOT_ASKED = frozenset(

@@ -18,14 +18,15 @@ from cotenant.observability.http import is_loopback, parse_address
 from cotenant.serving.config.models import ModelsConfig, check_kept
 from cotenant.serving.config.server import read_tokens, tls_context
 from cotenant.serving.gateway import doors
-from cotenant.serving.gateway.http1 import Exchange, HttpFront, HttpLimits
-from cotenant.serving.gateway.pages import Pages
+from cotenant.serving.gateway.http1 import Exchange, HttpFront
+from cotenant.serving.gateway.pages import Decisions, Pages
 from cotenant.serving.gateway.tokens import Tokens
 from cotenant.serving.llm.dispatch import Dispatch
 from cotenant.serving.llm.hosts import AgentHost, Host, PlainHost
 from cotenant.serving.llm.keeper import Keeper
-from cotenant.serving.llm.live import Decisions, exposition, rows, status
+from cotenant.serving.llm.live import exposition, rows, status
 from cotenant.serving.llm.routes import ModelRoutes
+from cotenant.serving.wiring import http_limits
 
 LOG = logging.getLogger(__name__)
 
@@ -52,9 +53,7 @@ class ModelServer:
         self._address = parse_address(options.http or str(listen.http), "http")
         self.tokens = Tokens(read_tokens(listen, config.file))
         self.tls = tls_context(listen, "http/1.1", config.file)
-        self._limits = HttpLimits(
-            listen.max_body, listen.read_timeout, listen.write_timeout, listen.idle_timeout, listen.max_connections
-        )
+        self._limits = http_limits(listen)
         self.decisions = Decisions()
         self.http_url = self.grpc_address = ""
         self._closing = contextlib.AsyncExitStack()

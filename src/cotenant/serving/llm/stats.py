@@ -9,7 +9,6 @@ from cotenant.observability.exposition import Histogram
 from cotenant.observability.metrics_llm import MODEL_TPOT, MODEL_TTFT
 
 RECENT = 512  # number of latest streams of a model from which the percentiles in `cotenant top` are computed
-OUTCOMES = ("ok", "error", "full", "unavailable", "failed", "cancelled")
 
 
 class ModelStats:
