@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.http2 import literal
 from cotenant.loadgen.http2 import Http2Client, Stream
-from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
+from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop, reason_of
 from cotenant.loadgen.target import ASK_WITHIN_S, Target
 from cotenant.serving.protocol.messages import SERVICE, classes
 from cotenant.serving.protocol.tensors import Tensor
@@ -231,7 +231,7 @@ class GrpcTransport:
             try:
                 channel = self._new()
             except OSError as error:
-                self.loop.finish(index, FAILED, reason=_why(error))
+                self.loop.finish(index, FAILED, reason=reason_of(error))
                 return
         else:
             self.waiting.append((index, svc))
@@ -276,7 +276,7 @@ class GrpcTransport:
         self._drop(channel)
         for index, _ in calls.values():
             self.where.pop(index, None)
-            self.loop.finish(index, FAILED, reason=_why(error))
+            self.loop.finish(index, FAILED, reason=reason_of(error))
         for _ in range(len(self.waiting)):
             self.send(*self.waiting.popleft())
 
@@ -298,9 +298,3 @@ class GrpcTransport:
         for channel in self.channels:
             channel.shut()
         self.channels = []
-
-
-def _why(error: Exception | None) -> str:
-    if error is None:
-        return "the server closed the connection"
-    return str(getattr(error, "strerror", None) or error).lower()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotenant.core.errors import WorkError
-from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
+from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop, reason_of
 from cotenant.loadgen.payload import Payload
 from cotenant.loadgen.target import Target
 
@@ -26,6 +26,7 @@ _OUTCOME = re.compile(rb"\r\ncotenant-outcome:[ \t]*(\w+)", re.IGNORECASE)
 _OUTCOMES = {b"late": DROPPED, b"dropped": DROPPED, b"full": FULL, b"unavailable": FAILED, b"failed": FAILED}
 RECEIVE = 1 << 16
 FREE = -1
+WARM = 8  # connections that are opened before the first request
 
 
 @dataclass
@@ -205,8 +206,8 @@ class HttpTransport:
     """A Transport over up to `most` connections. A request without a free connection waits for one, and is recorded
     as sent late."""
 
-    def __init__(self, target: Target, payloads: Sequence[Payload], most: int, warm: int = 8) -> None:
-        self.target, self.payloads, self.most, self.warm = target, payloads, most, min(warm, most)
+    def __init__(self, target: Target, payloads: Sequence[Payload], most: int) -> None:
+        self.target, self.payloads, self.most, self.warm = target, payloads, most, min(WARM, most)
         self.loop: Loop
         self.free: list[Connection] = []
         self.busy: dict[int, Connection] = {}
@@ -265,7 +266,7 @@ class HttpTransport:
             try:
                 connection = self._new()
             except OSError as error:
-                self.loop.finish(index, FAILED, reason=_why(error))
+                self.loop.finish(index, FAILED, reason=reason_of(error))
                 return
         else:
             self.waiting.append((index, svc))
@@ -326,7 +327,7 @@ class HttpTransport:
         if index == FREE:
             return
         del self.busy[index]
-        self.loop.finish(index, FAILED, reason=_why(error))
+        self.loop.finish(index, FAILED, reason=reason_of(error))
         if self.waiting:
             self._next()
 
@@ -350,9 +351,3 @@ class HttpTransport:
         for connection in [*self.free, *self.busy.values()]:
             connection.shut()
         self.free, self.busy = [], {}
-
-
-def _why(error: Exception | None) -> str:
-    if error is None:
-        return "the server closed the connection"
-    return str(getattr(error, "strerror", None) or error).lower()

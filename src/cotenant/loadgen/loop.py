@@ -26,6 +26,13 @@ BURST = 32  # after it has sent this many requests, the loop looks for answers
 RETRY_S = 0.005  # a closed-loop client waits this long after a refused request
 
 
+def reason_of(error: Exception | None) -> str:
+    """Say why a connection broke; None: the server closed it."""
+    if error is None:
+        return "the server closed the connection"
+    return str(getattr(error, "strerror", None) or error).lower()
+
+
 class Transport(Protocol):
     """Interface of a protocol by which a sender's loop sends requests: sends request `index` for service `svc`, and
     calls `Loop.finish` when the request has ended.
@@ -147,17 +154,15 @@ class Loop:
         """Record that the transport has handed a request to the kernel."""
         self.records.sent[index] = time.monotonic() - self.began
 
-    def finish(self, index: int, outcome: int, inference_ms: float = -1.0, reason: str = "", at: float = -1.0) -> None:
-        """Record the end of a request. `reason`: why the request failed; `at`: time of its end, if that was noted
-        earlier.
-        """
+    def finish(self, index: int, outcome: int, inference_ms: float = -1.0, reason: str = "") -> None:
+        """Record the end of a request. `reason`: why the request failed."""
         if index not in self._pending:
             self.stray += 1
             return
         del self._pending[index]
         records = self.records
         now = time.monotonic() - self.began
-        records.finished[index] = at if at >= 0 else now
+        records.finished[index] = now
         records.outcome[index] = outcome
         records.inference[index] = inference_ms
         self.done += 1

@@ -76,6 +76,7 @@ def read_load_services(
 
 
 def _parsed(text: str, process: Arrivals) -> LoadService:
+    """Parse a service, which may have an arrival process of its own: `cats=100@gamma:2`."""
     name, equals, rest = text.partition("=")
     head, at, own = rest.partition("@") if equals else name.partition("@")
     if not at:

@@ -19,23 +19,19 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.grpc import ask_inputs
 from cotenant.loadgen.target import Target
 from cotenant.serving.protocol.oip import HEADER_LENGTH
-from cotenant.serving.protocol.tensors import DTYPES, Tensor, pack_strings
+from cotenant.serving.protocol.tensors import DTYPES, FREE_SIZE, Tensor, random_data
 
-FREE_SIZE = 4  # size of a dimension for which the model allows any size
 MAX_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class Form:
-    """The inputs of a model: (name, data type, shape with -1 for any size) of each."""
-
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+# the inputs of a model: (name, data type, shape with -1 for any size) of each
+Form = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
 def ask_form(target: Target, model: str) -> Form:
     """Return a model's inputs as its server reports them; InputError if the server does not have the model."""
     if target.is_grpc:
-        return Form(ask_inputs(target, model))
+        return ask_inputs(target, model)
     status, content = target.ask(f"/v2/models/{quote(model, safe=':')}")
     if status in (401, 403):
         raise InputError(f"{target} requires a valid token (status {status}): give --token FILE", field="token")
@@ -46,7 +42,7 @@ def ask_form(target: Target, model: str) -> Form:
         inputs = [(str(x["name"]), str(x["datatype"]), tuple(int(n) for n in x["shape"])) for x in content["inputs"]]
     except (KeyError, TypeError, ValueError):
         raise WorkError(f"{target} does not report the inputs of {model} (status {status})") from None
-    return Form(tuple(inputs))
+    return tuple(inputs)
 
 
 def ask_slos(target: Target) -> dict[str, float]:
@@ -73,7 +69,7 @@ def random_inputs(form: Form, batch: int, seed: int, sizes: Mapping[str, Sequenc
     every other dimension of any size is FREE_SIZE."""
     rng = np.random.default_rng(seed)
     made = []
-    for name, datatype, shape in form.inputs:
+    for name, datatype, shape in form:
         if datatype not in DTYPES:
             raise InputError(f"input {name!r} has the unknown data type {datatype}", field="model")
         given = (sizes or {}).get(name)
@@ -81,7 +77,7 @@ def random_inputs(form: Form, batch: int, seed: int, sizes: Mapping[str, Sequenc
         count = math.prod(whole)
         if count * 16 > MAX_BYTES * 4:
             raise InputError(f"input {name!r} of shape {list(whole)} is too large to send", field="batch")
-        made.append(Tensor(name, datatype, whole, _data(datatype, count, rng)))
+        made.append(Tensor(name, datatype, whole, random_data(datatype, count, rng)))
     return made
 
 
@@ -98,20 +94,6 @@ def _filled(name: str, shape: tuple[int, ...], batch: int, given: Sequence[int] 
     return (first, *(FREE_SIZE if n < 0 else n for n in shape[1:]))
 
 
-def _data(datatype: str, count: int, rng: np.random.Generator) -> bytes:
-    if datatype == "BYTES":
-        return pack_strings([b"text %d" % (i % 1000) for i in range(count)])
-    if datatype == "BF16":
-        return (rng.random(count, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
-    dtype = DTYPES[datatype]
-    if dtype.kind == "f":
-        return rng.random(count).astype(dtype).tobytes()
-    if dtype.kind == "b":
-        return (rng.random(count) < 0.5).tobytes()
-    # the numbers are small, because they may be token ids, of which every model has at least a few
-    return rng.integers(0, 100, count).astype(dtype).tobytes()
-
-
 @dataclass
 class Payload:
     """The requests of one service over HTTP. They differ only in the request's number; all other bytes are made once.
@@ -126,7 +108,6 @@ class Payload:
     deadline_ms: float | None = None
     prefix: str = ""
     _head: tuple[bytes, bytes] = field(init=False)
-    _body: tuple[bytes, bytes, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         mark = "@@@@@@@@"
@@ -144,7 +125,6 @@ class Payload:
         text = json.dumps(content, separators=(",", ":")).encode()
         before, _, after = text.partition(mark.encode())
         raw = b"".join(bytes(x.data) for x in self.inputs) if self.binary else b""
-        self._body = (before, after, raw)
         path = f"{self.target.prefix}/v2/models/{quote(self.model, safe=':')}/infer"
         lines = [f"POST {path} HTTP/1.1", f"Host: {self.target.authority}"]
         if self.target.token is not None:

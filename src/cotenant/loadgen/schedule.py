@@ -133,23 +133,16 @@ def _disb(service: LoadService, as_recorded: bool) -> tuple[Arrivals, tuple[floa
 
 
 def parse_service(text: str, arrivals: Arrivals) -> LoadService:
-    """Parse a service: `NAME=RATE`, `NAME=R1,R2,...` (steps), or `NAME` (closed loops and traces as recorded). Each may
-    have an arrival process of its own: `cats=100@gamma:2`."""
-    from cotenant.workloads.requests.arrivals import parse_arrivals
-
+    """Parse a service: `NAME=RATE`, `NAME=R1,R2,...` (steps), or `NAME` (closed loops and traces as recorded)."""
     name, equals, rest = text.partition("=")
-    rate_text, at, process = rest.partition("@") if equals else ("", "", "")
-    if not equals:
-        name, at, process = name.partition("@")
-    own = parse_arrivals(process) if at else arrivals
-    rates = tuple(_rate(x, text) for x in rate_text.split(",")) if rate_text else ()
+    rates = tuple(_rate(x, text) for x in rest.split(",")) if rest else ()
     if not name or (equals and not rates):
         raise InputError(f"{text!r} is not a service and its rate; write NAME=RATE", field="service")
-    if not rates and own.kind not in ("closed", "trace"):
-        raise InputError(f"{text!r} needs a rate for {own} arrivals; write {name}=100", field="service")
+    if not rates and arrivals.kind not in ("closed", "trace"):
+        raise InputError(f"{text!r} needs a rate for {arrivals} arrivals; write {name}=100", field="service")
     if rates and not any(rates):
         raise InputError(f"{text!r} sends no request, because all its rates are 0", field="service")
-    return LoadService(name, rates, own)
+    return LoadService(name, rates, arrivals)
 
 
 def _rate(text: str, whole: str) -> float:

@@ -54,11 +54,6 @@ class Found(Generic[R]):
     final: R | None
 
 
-def holds(result: Outcome, target: float) -> bool:
-    """Whether every service answered at least the fraction `target` of its requests within its SLO."""
-    return result.attainment >= target
-
-
 def find_max(
     probe: Callable[[float, int], R], target: float = 0.99, tolerance: float = 0.05,
     confirm: Callable[[float, int], R] | None = None, note: Callable[[Probe[R]], None] | None = None,
@@ -83,7 +78,7 @@ def find_max(
 
     def run(factor: float) -> bool:
         result = probe(factor, len(probes))
-        done = Probe(factor, holds(result, target), result.attainment, result.answered_rps, result)
+        done = Probe(factor, result.attainment >= target, result.attainment, result.answered_rps, result)
         probes.append(done)
         if note is not None:
             note(done)
@@ -112,7 +107,7 @@ def find_max(
     # confirm the factor that passed; if it fails now, confirm smaller ones, in growing steps
     for again in range(CONFIRMATIONS):
         final = confirm(low, len(probes) + again)
-        if holds(final, target):
+        if final.attainment >= target:
             return Found(low, tuple(probes), open_ended and not again, True, final)
         lower = low / (1 + tolerance) ** (again + 1)
         low = lower if not step else min(math.floor(lower / step + 1e-6) * step, low - step)

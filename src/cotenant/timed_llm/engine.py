@@ -14,6 +14,7 @@ from cotenant.profiles.llm.profile import LlmProfile, Step
 
 SPIN_S = 0.0002  # the end of a step is awaited by spinning for this long, because a sleep may return this much late
 KERNEL_NS = 500_000  # on a GPU, a step consists of kernels of this length in ns
+PIECE_BYTES = 256 << 20  # size of an allocation of the memory that an engine holds
 MOST_BEHIND_S = 0.02  # after a pause of the machine that is longer than this, steps are not shortened to catch up
 
 
@@ -43,14 +44,14 @@ class Clock:
 class Cuda:
     """Runs steps as kernels on device 0 (the software GPU, or a real one), and holds `memory_bytes` of its memory."""
 
-    def __init__(self, memory_bytes: int = 0, piece_bytes: int = 256 << 20) -> None:
+    def __init__(self, memory_bytes: int) -> None:
         from cotenant.bench.driver import Driver
 
         self._driver = Driver()
         left = memory_bytes
         while left > 0:
-            self._driver.device_memory(min(left, piece_bytes))
-            left -= piece_bytes
+            self._driver.device_memory(min(left, PIECE_BYTES))
+            left -= PIECE_BYTES
         self._bound = False
 
     def run(self, step: Step, began_s: float, seconds: float) -> float:

@@ -33,6 +33,7 @@ DTYPES: dict[str, np.dtype] = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in ("BF16", "BYTES")}
 _LENGTH = struct.Struct("<I")
+FREE_SIZE = 4  # size of a dimension of a random input for which the model allows any size
 
 Buffer = bytes | bytearray | memoryview
 
@@ -84,6 +85,21 @@ def elements(shape: Iterable[int]) -> int:
 def pack_strings(strings: Iterable[bytes]) -> bytes:
     """Encode the elements of a BYTES tensor as they are sent."""
     return b"".join(part for s in strings for part in (_LENGTH.pack(len(s)), s))
+
+
+def random_data(datatype: str, count: int, rng: np.random.Generator) -> bytes:
+    """Draw the data of a tensor with `count` elements."""
+    if datatype == "BYTES":
+        return pack_strings([b"text %d" % (i % 1000) for i in range(count)])
+    if datatype == "BF16":
+        return (rng.random(count, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+    dtype = DTYPES[datatype]
+    if dtype.kind == "f":
+        return rng.random(count).astype(dtype).tobytes()
+    if dtype.kind == "b":
+        return (rng.random(count) < 0.5).tobytes()
+    # the numbers are small, because they may be token ids, of which every model has at least a few
+    return rng.integers(0, 100, count).astype(dtype).tobytes()
 
 
 def unpack_strings(data: Buffer) -> list[bytes]:

@@ -17,12 +17,10 @@ from cotenant.serving.config.backends import AUTO, files
 from cotenant.serving.config.server import ModelEntry
 from cotenant.serving.protocol.items import check_inputs, split
 from cotenant.serving.protocol.oip import WireError, decode_request
-from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor, TensorError, pack_strings
+from cotenant.serving.protocol.tensors import FREE_SIZE, ModelInfo, Tensor, TensorError, random_data
 from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, Worker, WorkerFactory, WorkerSpec
 from cotenant.serving.workers.local import LocalWorkers
 from cotenant.serving.workers.repository import Found, find
-
-FREE_SIZE = 4
 
 
 @dataclass(frozen=True)
@@ -55,15 +53,7 @@ def random_unit(info: ModelInfo, seed: int, sizes: dict[str, tuple[int, ...]]) -
             what = f"input {spec.name!r} has {len(spec.shape)} sizes; {len(shape)} were given"
             raise InputError(what, field="shape")
         count = int(np.prod(shape))
-        if spec.datatype == "BYTES":
-            data = pack_strings([b"text"] * count)
-        elif spec.datatype == "BF16":
-            data = (rng.random(count, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
-        elif DTYPES[spec.datatype].kind == "f":
-            data = rng.random(count).astype(DTYPES[spec.datatype]).tobytes()
-        else:
-            data = rng.integers(0, 2 if spec.datatype == "BOOL" else 100, count).astype(DTYPES[spec.datatype]).tobytes()
-        unit.append(Tensor(spec.name, spec.datatype, shape, data))
+        unit.append(Tensor(spec.name, spec.datatype, shape, random_data(spec.datatype, count, rng)))
     return unit
 
 
