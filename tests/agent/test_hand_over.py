@@ -18,8 +18,7 @@ import pytest
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 from waiting import WITHIN_S, wait_for
 
-from cotenant.agent.config.files import AgentConfig, TenantSpec
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import AgentConfig, InForce, TenantSpec
 from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.swap_orders import HandleTransfer

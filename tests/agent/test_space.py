@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
-from cotenant.agent.config.files import AgentConfig, TenantSpec
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import AgentConfig, InForce, TenantSpec
 from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.parked import Parked, ParkedTable

@@ -21,8 +21,7 @@ from cotenant.agent.audit.processes import UnseenWatch
 from cotenant.agent.audit.shares import ShareProof
 from cotenant.agent.config import files as configs
 from cotenant.agent.config.file_watch import FileWatch
-from cotenant.agent.config.files import AgentConfig
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import AgentConfig, InForce
 from cotenant.agent.control.live import LivePage
 from cotenant.agent.control.memory_orders import MemoryOrders
 from cotenant.agent.control.operations import Operations

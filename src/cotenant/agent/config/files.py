@@ -99,6 +99,17 @@ class AgentConfig:
     swap_hand: bool = True
 
 
+@dataclass
+class InForce:
+    """The configuration from which all parts of the agent read their settings. A new version of the file replaces
+    `config`.
+    """
+
+    config: AgentConfig
+    fault: str = ""  # why the newest version of the configuration file, or part of it, is not in effect
+    left_out: dict[str, str] = field(default_factory=dict)  # declared tenant that does not fit on the GPUs -> reason
+
+
 def check_name(name: object, **where: Any) -> str:
     """Check a tenant name: at most 63 ASCII letters, digits and . _ / -, so that it fits every message and path."""
     if not isinstance(name, str) or not NAME.fullmatch(name):

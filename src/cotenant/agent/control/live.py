@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import InForce
 from cotenant.agent.control.rows import Rows
 from cotenant.agent.shims.server import ShimServer
 from cotenant.agent.tenants.registry import Registry

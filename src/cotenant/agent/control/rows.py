@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent.audit.processes import UnseenWatch
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import InForce
 from cotenant.agent.control.shortfalls import Shortfalls
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from cotenant.abi.protocol import MessageType
 from cotenant.agent.config.choices import keep_choice
-from cotenant.agent.config.files import AgentConfig, TenantSpec
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import AgentConfig, InForce, TenantSpec
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc import wire

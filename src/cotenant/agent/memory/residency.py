@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from cotenant.abi.protocol import MemoryFamily, MessageType, Status
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import InForce
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents

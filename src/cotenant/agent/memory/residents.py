@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from cotenant.abi.protocol import MemoryFamily
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import InForce
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.swap_orders import MoveCount

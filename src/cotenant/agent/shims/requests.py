@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cotenant.abi.protocol import NO_DEADLINE, NO_SLOT, MemoryFamily, MessageType, Status
 from cotenant.abi.tenant_page import MAX_GPUS, SlotFlag
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import InForce
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.wire import BadMessageError

@@ -17,7 +17,7 @@ from typing import Any
 
 from cotenant.abi.protocol import MESSAGE_BYTES, MessageType, Oversubscribe, Status
 from cotenant.agent import processes
-from cotenant.agent.config.in_force import InForce
+from cotenant.agent.config.files import InForce
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.listener import Listener
 from cotenant.agent.ipc.page import Page
