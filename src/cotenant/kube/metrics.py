@@ -9,7 +9,7 @@ from collections import Counter
 
 from cotenant.core.errors import WorkError
 from cotenant.observability.exposition import CONTENT_TYPE, Exposition, Histogram
-from cotenant.observability.metrics_kube import (
+from cotenant.observability.metrics import (
     ALLOCATIONS,
     BOUND,
     DEVICES,

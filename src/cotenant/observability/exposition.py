@@ -5,10 +5,23 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
-
-from cotenant.observability.metric import Metric
+from dataclasses import dataclass
+from typing import Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: name, kind, help text and names of its labels. `buckets`: upper bounds of a histogram without +Inf, in
+    the metric's unit.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
 
 
 class Histogram:

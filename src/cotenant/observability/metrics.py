@@ -6,8 +6,7 @@ Names follow Prometheus's conventions: a base unit at the end (`_seconds`, `_byt
 
 from __future__ import annotations
 
-from cotenant.observability import metrics_kube, metrics_llm
-from cotenant.observability.metric import Metric
+from cotenant.observability.exposition import Metric
 
 TURN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -146,6 +145,73 @@ FLEET_DECISION = Metric(
 )  # fmt: skip
 FLEET_FAULTS = Metric("cotenant_fleet_faults", "gauge", "Current faults by component: store, policy, nodes.")
 FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Peak memory of the controller.")
+MODEL_STATE = Metric(
+    "cotenant_model_state", "gauge",
+    "1 for the current state: cold, starting, resident, leaving, evicted, coming back.", ("model", "state"),
+)  # fmt: skip
+MODEL_WAITING = Metric("cotenant_model_waiting", "gauge", "Requests in the model's queue.", ("model",))
+MODEL_OPEN = Metric("cotenant_model_open", "gauge", "Requests that the model's program is processing.", ("model",))
+MODEL_REQUESTS = Metric(
+    "cotenant_model_requests_total", "counter",
+    "Finished requests by outcome: ok, error (of the program), full, unavailable, failed, "
+    "cancelled.",
+    ("model", "outcome"),
+)  # fmt: skip
+MODEL_RETRIES = Metric(
+    "cotenant_model_retries_total",
+    "counter",
+    "Requests sent to a program again after a first attempt failed.",
+    ("model",),
+)
+MODEL_TTFT = Metric(
+    "cotenant_model_first_token_seconds", "histogram", "Time from a streaming request to its first event.", ("model",),
+    (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0),
+)  # fmt: skip
+MODEL_TPOT = Metric(
+    "cotenant_model_token_seconds", "histogram", "Mean time between events of a stream.", ("model",),
+    (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0),
+)  # fmt: skip
+MODEL_TTFT_SLO = Metric("cotenant_model_first_token_slo_seconds", "gauge", "TTFT target of the model.", ("model",))
+MODEL_TPOT_SLO = Metric("cotenant_model_token_slo_seconds", "gauge", "TPOT target of the model.", ("model",))
+MODEL_SWITCHES = Metric(
+    "cotenant_model_switches_total", "counter", "Number of starts, evictions, returns and stops of the model.",
+    ("model", "kind"),
+)  # fmt: skip
+MODEL_SWITCH_SECONDS = Metric(
+    "cotenant_model_switch_seconds_total",
+    "counter",
+    "Total duration of the model's starts, evictions, returns and stops.",
+    ("model", "kind"),
+)
+MODEL_DEATHS = Metric("cotenant_model_program_deaths_total", "counter", "Programs that died unexpectedly.", ("model",))
+MODEL_CONNECTIONS = Metric("cotenant_model_door_connections", "gauge", "Client connections to the models' endpoint.")
+REVIEW_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+
+REVIEWS = Metric("cotenant_webhook_reviews_total", "counter", "Admission reviews by outcome.", ("outcome",))
+REVIEW_SECONDS = Metric(
+    "cotenant_webhook_review_seconds",
+    "histogram",
+    "Time from receiving a review's header to answering it.",
+    (),
+    REVIEW_BUCKETS_S,
+)
+DEVICES = Metric(
+    "cotenant_plugin_devices", "gauge", "Units of the resource offered to the kubelet.", ("resource", "health")
+)
+ALLOCATIONS = Metric(
+    "cotenant_plugin_allocations_total",
+    "counter",
+    "Containers for which devices were allocated or refused.",
+    ("resource", "outcome"),
+)
+REGISTRATIONS = Metric(
+    "cotenant_plugin_registrations_total", "counter", "Registrations with the kubelet.", ("resource",)
+)
+BOUND = Metric("cotenant_plugin_bound_containers", "gauge", "Containers that have their tenant in the agent.")
+UNBOUND = Metric("cotenant_plugin_unbound_containers", "gauge", "Containers whose share the agent refused.")
+ESCAPED = Metric(
+    "cotenant_plugin_escaped_processes", "gauge", "Processes of pods that use a GPU without a limit on their share."
+)
 
 
 def _of(*owners: str) -> tuple[Metric, ...]:
@@ -154,9 +220,10 @@ def _of(*owners: str) -> tuple[Metric, ...]:
     return tuple(each for each in globals().values() if isinstance(each, Metric) and each.name.startswith(starts))
 
 
-AGENT, SERVER, FLEET = _of("gpu", "agent", "turn", "tenant"), _of("server"), _of("fleet")
+AGENT, SERVER, MODEL = _of("gpu", "agent", "turn", "tenant"), _of("server"), _of("model")
+FLEET, WEBHOOK, PLUGIN = _of("fleet"), _of("webhook"), _of("plugin")
 
 
 def every() -> tuple[Metric, ...]:
     """Return all live metrics, in the order in which docs and dashboards list them."""
-    return AGENT + SERVER + metrics_llm.MODEL + FLEET + metrics_kube.WEBHOOK + metrics_kube.PLUGIN
+    return AGENT + SERVER + MODEL + FLEET + WEBHOOK + PLUGIN

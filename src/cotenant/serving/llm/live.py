@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from cotenant.observability import metrics_llm as names
+from cotenant.observability import metrics as names
 from cotenant.observability.exposition import Exposition, Histogram
 from cotenant.observability.feed import Row
 from cotenant.policy.residency import Place

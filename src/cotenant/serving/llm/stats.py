@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from cotenant.observability.exposition import Histogram
-from cotenant.observability.metrics_llm import MODEL_TPOT, MODEL_TTFT
+from cotenant.observability.metrics import MODEL_TPOT, MODEL_TTFT
 
 RECENT = 512  # number of latest streams of a model from which the percentiles in `cotenant top` are computed
 
