@@ -24,6 +24,7 @@ POLICIES = (
 )
 # the load exceeds what the cluster can do, so that the policies differ in how they queue jobs
 JOBS, GPUS, LOAD = 1000, 128, 1.5
+SHARES, SECONDS = (0.3, 0.7), 2.5  # requests of the tenants that share the software GPU, and for how long they run
 
 
 def _own_name() -> str:
@@ -41,7 +42,6 @@ def demo(
 
     Then two programs share one software GPU, as real processes.
     """
-    from cotenant.cli.demo_sharing import show_sharing
     from cotenant.cli.progress import say_compiling
     from cotenant.cli.simulate import check_outputs
     from cotenant.profiles.training.tables import load_profiles
@@ -76,4 +76,23 @@ def demo(
     typer.echo(f"wrote {page} ({time.perf_counter() - started:.1f} s in all); open it in a browser")
     typer.echo(f"one job's life: {_own_name()} explain {out}/las-tune 17")
     typer.echo("moving a job costs no time here; --restart-cost 60s adds a cost, and running jobs then keep their GPUs")
-    show_sharing(_own_name())
+    _show_sharing(_own_name())
+
+
+def _show_sharing(program: str) -> None:
+    """Run two tenants that request 30 % and 70 % of the time on one GPU, under an agent that the demo starts.
+    `program`: how the user calls cotenant.
+    """
+    from cotenant.bench.shares import measure
+    from cotenant.core.errors import InputError, WorkError
+
+    typer.echo("\ntwo programs share one GPU (the software GPU, on which kernels take time but compute nothing):")
+    try:
+        result = measure(SHARES, (1.0, 1.0), SECONDS, kernel_ms=4.0, work_in_flight_ms=16.0, solo_block_s=0.3)
+    except (InputError, WorkError) as error:
+        typer.echo(f"  left out: {error}")
+        return
+    for asked, got, turns in zip(SHARES, result["got"], result["turns"], strict=True):
+        typer.echo(f"  requested {asked:.0%}, got {got:.1%} of the GPU's time in {turns} turns")
+    typer.echo(f"  together {result['total_over_solo']:.1%} of the throughput of one program alone")
+    typer.echo(f"try it: {program} agent --gpus soft, and in another terminal {program} run --request 30% -- CMD")

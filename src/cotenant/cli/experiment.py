@@ -68,11 +68,10 @@ def experiment(
 
 
 def _write(outcome: Outcome, folder: Path) -> None:
-    from cotenant.core.files import atomic_file
+    from cotenant.core.files import write_text
     from cotenant.report.load import write_page
 
-    with atomic_file(folder / "summary.json") as file:
-        file.write(json.dumps(outcome.summary(), indent=1) + "\n")
+    write_text(folder / "summary.json", json.dumps(outcome.summary(), indent=1) + "\n")
     write_page(folder / "report.html", outcome.result, outcome.experiment.raw.title)
 
 

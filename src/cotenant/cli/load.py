@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.files import atomic_file, check_writable
+from cotenant.core.files import check_writable, write_text
 
 if TYPE_CHECKING:
     from cotenant.loadgen.result import LoadResult
@@ -144,8 +144,7 @@ def _report(result: LoadResult, csv: str | None, html: str | None, as_json: str 
     from cotenant.cli.load_view import show
 
     if csv is not None:
-        with atomic_file(csv) as file:
-            file.write(result.csv())
+        write_text(csv, result.csv())
     if html is not None:
         from cotenant.report.load import write_page
 

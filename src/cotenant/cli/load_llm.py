@@ -12,7 +12,7 @@ import typer
 
 from cotenant.cli.llm_setup import DEFAULT_S, Requests, build_trace, rates_of, takes_requests
 from cotenant.core.errors import InputError, WorkError, check_choice
-from cotenant.core.files import atomic_file, check_writable
+from cotenant.core.files import check_writable, write_text
 
 if TYPE_CHECKING:
     from cotenant.loadgen.loop import Loop
@@ -219,8 +219,7 @@ def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: st
     from cotenant.cli.llm_view import show
 
     if csv is not None:
-        with atomic_file(csv) as file:
-            file.write(result.times.csv(result.test.trace.models))
+        write_text(csv, result.times.csv(result.test.trace.models))
     if html is not None:
         from cotenant.report.llm import write_page
 

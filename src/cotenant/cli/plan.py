@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.files import atomic_file, check_writable
+from cotenant.core.files import check_writable, write_text
 
 if TYPE_CHECKING:
     from cotenant.core.serving import ServingPlan
@@ -148,7 +148,7 @@ def plan(
     )  # fmt: skip
     content = plan_view.content(found, problem, old)
     if out is not None:
-        _write(out, json.dumps(content, indent=1) + "\n")
+        write_text(out, json.dumps(content, indent=1) + "\n")
     if as_json:
         print(json.dumps(content))
     else:
@@ -175,8 +175,3 @@ def read_plan(path: str) -> ServingPlan:
     from cotenant.core.serving import ServingPlan
 
     return ServingPlan.from_dict(read_json(path), path)
-
-
-def _write(path: str, text: str) -> None:
-    with atomic_file(path) as file:
-        file.write(text)

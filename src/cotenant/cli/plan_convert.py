@@ -25,7 +25,7 @@ def plan_convert(
     services.yaml with profiles and plan.json, or a services file to such a folder.
     """
     from cotenant.core.errors import InputError
-    from cotenant.core.files import atomic_file, check_writable
+    from cotenant.core.files import check_writable, write_text
     from cotenant.serving.config.planning import build_problem
     from cotenant.serving.config.services import read_services
 
@@ -42,8 +42,7 @@ def plan_convert(
     for name in files:
         check_writable(out / name)
     for name, text in files.items():
-        with atomic_file(out / name) as file:
-            file.write(text)
+        write_text(out / name, text)
     print(f"{', '.join(files)} in {out}{note}")
 
 

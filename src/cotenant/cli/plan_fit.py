@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 
 from cotenant.core.errors import InputError
-from cotenant.core.files import atomic_file
+from cotenant.core.files import write_text
 from cotenant.core.units import counted
 from cotenant.profiles.serving.interference_fit import fit_interference, read_pairs
 from cotenant.profiles.serving.latency_files import profile_to_dict, read_profile
@@ -27,8 +27,7 @@ def fit(pairs: str | None, profile: str | None, out: str | None, as_json: bool) 
     found = fit_interference(read_pairs(pairs))
     if profile is not None and out is not None:
         changed = replace(read_profile(Path(profile)), interference=found.model)
-        with atomic_file(out) as file:
-            file.write(json.dumps(profile_to_dict(changed), indent=1) + "\n")
+        write_text(out, json.dumps(profile_to_dict(changed), indent=1) + "\n")
     content = {
         "pairs": found.pairs,
         "interference": vars(found.model),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.core.errors import InputError
-from cotenant.core.files import atomic_file, check_writable
+from cotenant.core.files import check_writable, write_text
 from cotenant.core.units import parse_memory, parse_seconds
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def job(
     content = profile_table(title, points, float(gpus), data, more=_measured(points, data, steps))
     text = json.dumps(content, indent=1)
     if out is not None:
-        with atomic_file(Path(out)) as file:
-            file.write(text + "\n")
+        write_text(Path(out), text + "\n")
     _show(content, points, out, as_json)
 
 

@@ -30,7 +30,7 @@ def kernels(
     """
     from cotenant.bench.kernel_profile import measure, path_of
     from cotenant.core.errors import InputError
-    from cotenant.core.files import atomic_file, check_writable
+    from cotenant.core.files import check_writable, write_text
     from cotenant.core.units import parse_seconds
 
     if path_of(command[0]) is None:
@@ -49,8 +49,7 @@ def kernels(
 
     found = measure(gpus, command, classes=classes, timeout_s=timeout_s, progress=progress)
     if out:
-        with atomic_file(Path(out)) as file:
-            file.write(json.dumps(found, indent=1))
+        write_text(Path(out), json.dumps(found, indent=1))
     if as_json:
         print(json.dumps(found))
     else:

@@ -63,7 +63,7 @@ def service(
     from pathlib import Path
 
     from cotenant.cli.progress import jobs_progress
-    from cotenant.core.files import atomic_file, check_writable
+    from cotenant.core.files import check_writable, write_text
     from cotenant.profiles.serving.latency_files import parse_profile
     from cotenant.serving.workers.profiling import Partial, assemble, measure
 
@@ -76,8 +76,7 @@ def service(
         rows = asyncio.run(measure(run, partial, tick))
     profile = assemble(run, rows, earlier, datetime.date.today().isoformat())
     parse_profile(profile, out)  # a profile that could not be read again is reported before the file is written
-    with atomic_file(out) as file:
-        file.write(json.dumps(profile, indent=1) + "\n")
+    write_text(out, json.dumps(profile, indent=1) + "\n")
     partial.remove()
     found = _summary(run, rows, profile)
     if as_json:

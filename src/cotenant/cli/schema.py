@@ -30,7 +30,6 @@ def schema(
     if out is None:
         print(text, end="")
         return
-    from cotenant.core.files import atomic_file
+    from cotenant.core.files import write_text
 
-    with atomic_file(out) as file:
-        file.write(text)
+    write_text(out, text)

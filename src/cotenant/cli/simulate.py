@@ -218,14 +218,15 @@ def write_jct(record: Record, jct_s: Any, path: Path) -> None:
     """Write a CSV file with the columns job,jct_s and one row per job, in the order of the trace. `jct_s` is empty for
     a job that did not finish.
     """
+    import csv
     import math
 
     ids = record.jobs["id"].to_list()
     with atomic_file(path) as file:
-        file.write("job,jct_s\n")
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("job", "jct_s"))
         for name, value in zip(ids, jct_s.tolist(), strict=True):
-            quoted = '"' + name.replace('"', '""') + '"' if any(c in name for c in ',"\n') else name
-            file.write(f"{quoted},{'' if math.isnan(value) else format_number(value)}\n")
+            table.writerow((name, "" if math.isnan(value) else format_number(value)))
 
 
 def format_number(value: float) -> str:

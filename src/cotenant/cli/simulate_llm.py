@@ -52,7 +52,7 @@ def simulate(
     import sys
 
     from cotenant.cli.llm_view import show
-    from cotenant.core.files import atomic_file, check_writable
+    from cotenant.core.files import check_writable, write_text
     from cotenant.core.units import parse_seconds
     from cotenant.serving.config.models import read_models
     from cotenant.sim.llm.engine import longest
@@ -70,8 +70,7 @@ def simulate(
     result = run(trace.fitting(longest(setup.models)), setup)
     content = {**result.summary(), "seed": requests.seed}
     if csv is not None:
-        with atomic_file(csv) as file:
-            file.write(result.times.csv(names))
+        write_text(csv, result.times.csv(names))
     if html is not None:
         from cotenant.report.llm import write_page
 

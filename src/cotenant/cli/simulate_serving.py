@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.core.files import atomic_file, check_writable
+from cotenant.core.files import check_writable, write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,8 +156,7 @@ def run_scenario(
 def _write_tables(result: ServingResult, requests_csv: str | None, client_csv: str | None) -> None:
     for path, table in ((requests_csv, result.table), (client_csv, result.client_table)):
         if path is not None:
-            with atomic_file(path) as file:
-                file.write(table().write_csv())
+            write_text(path, table().write_csv())
 
 
 HEADS = ("sent", "p50 ms", "p95 ms", "p99 ms", "late", "dropped", "in time")

@@ -63,6 +63,12 @@ def atomic_file(path: str | Path) -> Iterator[TextIO]:
         raise
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file as `atomic_file` does: completely or not at all."""
+    with atomic_file(path) as file:
+        file.write(text)
+
+
 def check_writable(path: str | Path) -> None:
     """Raise InputError if no file can be written at `path`; called before long work. Leaves nothing behind."""
     if Path(path).is_dir():

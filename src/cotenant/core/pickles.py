@@ -6,14 +6,12 @@ import os
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import asyncio
 
 _LENGTH = struct.Struct("<Q")
-
-
-class _Exactly(Protocol):
-    async def readexactly(self, n: int, /) -> bytes:
-        """Read exactly `n` bytes, as asyncio.StreamReader does."""
 
 
 def frame(message: object) -> bytes:
@@ -34,7 +32,7 @@ def _exactly(stream: BinaryIO, count: int) -> bytes:
     return data
 
 
-async def receive(stream: _Exactly) -> Any:
+async def receive(stream: asyncio.StreamReader) -> Any:
     """Read the next message. Raises asyncio.IncompleteReadError (an EOFError) at the end of the stream."""
     (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
     return pickle.loads(await stream.readexactly(length))

@@ -4,6 +4,8 @@ metrics.md.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,15 +51,14 @@ class TokenTimes:
 
     def csv(self, names: Sequence[str]) -> str:
         """Return the requests as CSV, one row each. Cells for events that did not happen are empty."""
-        lines = ["model,due_s,first_s,last_s,prompt_tokens,output_tokens,ttft_ms,tpot_ms"]
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["model", "due_s", "first_s", "last_s", "prompt_tokens", "output_tokens", "ttft_ms", "tpot_ms"])
         columns = (self.due_s, self.first_s, self.last_s, self.prompt, self.output, self.ttft_ms, self.tpot_ms)
         for model, *cells in zip(self.model, *columns, strict=True):
             shown = [f"{c}" if isinstance(c, np.integer) else "" if np.isnan(c) else f"{c:.6f}" for c in cells]
-            name = names[model]
-            lines.append(
-                ",".join(['"' + name.replace('"', '""') + '"' if "," in name or '"' in name else name, *shown])
-            )
-        return "\n".join(lines) + "\n"
+            table.writerow((names[model], *shown))
+        return text.getvalue()
 
     def kept(self, targets: Sequence[Target]) -> np.ndarray:
         """Return whether each request was answered completely and within its model's SLOs."""
