@@ -69,6 +69,6 @@ def test_a_parked_tenants_promise_is_free_until_it_comes_back(node: Node) -> Non
     node.parked.rows["a"] = Parked("a", "swap", ("GPU-0",), GIB, by_order=True)
     other = node.admit("b", request=0.7, gpus=("0",))
     with pytest.raises(InputError, match="30% left"):
-        node.registry.readmit(away)
+        node.registry.check_fits(away.spec, away.gpus)
     node.registry.remove(other)
-    node.registry.readmit(away)
+    node.registry.check_fits(away.spec, away.gpus)

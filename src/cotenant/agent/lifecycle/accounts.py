@@ -85,7 +85,7 @@ class Accounts:
         limit.
         """
         home, gpu = tenant.gpus[0], self._registry.gpus[target]
-        self._registry.check_fits(tenant.spec, gpu)
+        self._registry.check_fits(tenant.spec, [gpu])
         self.limits.precede(tenant, gpu)
         self._leave_turns(tenant)
         self._slices.leave(tenant)

@@ -106,7 +106,7 @@ class Parking:
             tenant = self._tenant(name)
             began = time.monotonic()
             if tenant is not None and (target is None or target in parked.gpus):
-                self._registry.readmit(tenant)
+                self._registry.check_fits(tenant.spec, tenant.gpus)
             if tenant is None:
                 await self._checkpoints.restore(parked, target)
             else:

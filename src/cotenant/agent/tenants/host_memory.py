@@ -13,23 +13,21 @@ from cotenant.agent.config.swap import GRANULE
 from cotenant.core.errors import InputError, NoHostMemoryError
 
 
+def _machine_bytes(field: str) -> list[int]:
+    """The value of a field of /proc/meminfo; empty if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+        return [int(line.split()[1]) << 10 for line in file if line.startswith(field)]
+    return []
+
+
 def available_bytes() -> int:
     """Available memory of this machine as the kernel estimates it; 0 if unknown."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        pass
-    return 0
+    return sum(_machine_bytes("MemAvailable:"))
 
 
 def total_bytes() -> int:
     """Memory of this machine, or the limit of this process's control group if that is smaller; 0 if unknown."""
-    totals = []
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
-        totals += [int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal:")]
+    totals = _machine_bytes("MemTotal:")
     with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
         totals.append(int(file.read()))
     return min(totals, default=0)

@@ -114,8 +114,6 @@ class Registry:
                 f"unknown mechanism {spec.mechanism!r}; known: {', '.join(self.mechanisms)}", field="--mechanism"
             )
         gpus = self._place(spec)
-        for gpu in gpus:
-            self._fits(spec, gpu)
         self._promise_host(spec, gpus)
         try:
             enforcement = mechanism.grant(spec, gpus)
@@ -139,12 +137,9 @@ class Registry:
             return None
         try:
             check_spec(spec)
-            gpus = self._place(spec)
-            for gpu in gpus:
-                self._fits(spec, gpu)
+            return mechanism, self._place(spec)
         except InputError:
             return None
-        return mechanism, gpus
 
     def preparing_change(self, tenant: Tenant, spec: TenantSpec) -> Mechanism | None:
         """Return the mechanism that can prepare a tenant's changed share in advance; None if `resize` would refuse the
@@ -152,8 +147,7 @@ class Registry:
         """
         try:
             check_spec(spec)
-            for gpu in tenant.gpus:
-                self._fits(spec, gpu)
+            self.check_fits(spec, tenant.gpus)
         except InputError:
             return None
         return self.mechanisms[spec.mechanism]
@@ -170,8 +164,6 @@ class Registry:
             return turns
         try:
             gpus = self._place(sliced)
-            for gpu in gpus:
-                self._fits(sliced, gpu)
         except InputError:
             return turns
         return sliced if all(slices.offers(gpu) for gpu in gpus) else turns
@@ -185,8 +177,7 @@ class Registry:
         Raises InputError if the GPUs or the host have no room for it.
         """
         check_spec(spec)
-        for gpu in tenant.gpus:
-            self._fits(spec, gpu)
+        self.check_fits(spec, tenant.gpus)
         if spec.oversubscribe == "swap":
             self._host.resize(spec.name, spec.memory_bytes or tenant.gpus[0].memory_bytes)
         mechanism = self.mechanisms[spec.mechanism]
@@ -196,9 +187,10 @@ class Registry:
             tenant.warn(remark)
         return mechanism.resize(spec, tenant.gpus)
 
-    def check_fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        """Raise InputError if a GPU has no room for a tenant of this spec in addition to its present tenants."""
-        self._fits(spec, gpu)
+    def check_fits(self, spec: TenantSpec, gpus: Iterable[Gpu]) -> None:
+        """Raise InputError if one of the GPUs has no room for a tenant of this spec beside its other tenants."""
+        for gpu in gpus:
+            self._fits(spec, gpu)
 
     def with_room(self, spec: TenantSpec) -> list[Gpu]:
         """The GPUs with room for a tenant of this spec; first the GPU whose tenants request least."""
@@ -230,6 +222,12 @@ class Registry:
             self._host.promise(spec.name, spec.memory_bytes or gpus[0].memory_bytes)
 
     def _place(self, spec: TenantSpec) -> tuple[Gpu, ...]:
+        """Choose the GPUs of a new tenant. Raises InputError if the tenant does not fit on them."""
+        gpus = self._choose(spec)
+        self.check_fits(spec, gpus)
+        return gpus
+
+    def _choose(self, spec: TenantSpec) -> tuple[Gpu, ...]:
         if spec.gpus:
             chosen = []
             for text in spec.gpus:
@@ -252,12 +250,6 @@ class Registry:
             return (refused, promised, len(others), gpu.index)
 
         return tuple(sorted(self.gpus.values(), key=load)[: spec.gpu_count])
-
-    def readmit(self, tenant: Tenant) -> None:
-        """Raise InputError if a parked tenant does not fit on its GPUs any more, because other tenants were admitted.
-        """
-        for gpu in tenant.gpus:
-            self._fits(tenant.spec, gpu)
 
     def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
         # a parked tenant is not counted, because its memory is reserved only when it is resumed
