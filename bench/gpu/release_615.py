@@ -24,11 +24,11 @@ sys.path.insert(0, str(HERE.parent.parent / "src"))
 from release_615_gate import gate  # noqa: E402
 
 from cotenant.agent.mechanisms.mps_control import Control, abilities  # noqa: E402
+from cotenant.core.cgroups import Cgroups, delegate_down  # noqa: E402
 from cotenant.core.errors import WorkError  # noqa: E402
 from cotenant.core.strength import Strength  # noqa: E402
 from cotenant.devices.base import Gpu  # noqa: E402
 from cotenant.devices.cards import NO_LIMIT, Card  # noqa: E402
-from cotenant.devices.cgroups import Hierarchy, delegate_down  # noqa: E402
 from cotenant.devices.group_limits import reason_of  # noqa: E402
 from cotenant.devices.memory_limit_probe import detect  # noqa: E402
 from cotenant.devices.registry import device_named  # noqa: E402
@@ -47,7 +47,7 @@ class Client:
     """A program that uses the driver API and joins a control group before it creates a context. It answers a line for
     each order."""
 
-    def __init__(self, hierarchy: Hierarchy | None = None, group: Path | None = None, **environment: str) -> None:
+    def __init__(self, hierarchy: Cgroups | None = None, group: Path | None = None, **environment: str) -> None:
         inherited = {k: v for k, v in os.environ.items() if (k, v) != ("CUDA_VISIBLE_DEVICES", "soft")}
         command = [sys.executable, str(HERE / "release_615_client.py"), str(DEVICE.driver()), DEVICE.name]
         self.process = subprocess.Popen(
@@ -81,7 +81,7 @@ class Client:
 class Card615:
     """The GPU, its control groups and the result file."""
 
-    def __init__(self, gpu: Gpu, card: Card, hierarchy: Hierarchy, out: Path, *, dmem: bool) -> None:
+    def __init__(self, gpu: Gpu, card: Card, hierarchy: Cgroups, out: Path, *, dmem: bool) -> None:
         self.gpu, self.card, self.hierarchy, self.out, self.dmem = gpu, card, hierarchy, out, dmem
         self.made: list[Path] = []
 

@@ -18,10 +18,10 @@ from cotenant.agent.memory_limits.groups import NoGroupError, new_group, own_gro
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.tenant import ControlGroup
+from cotenant.core.cgroups import Cgroups
 from cotenant.core.strength import Strength
 from cotenant.devices.cards import NO_LIMIT, Card, NvmlError
 from cotenant.devices.cards import MemoryLimits as Limits
-from cotenant.devices.cgroups import Cgroups
 from cotenant.devices.registry import device
 from cotenant.policy.memory_limits import Detected
 from cotenant.softgpu.cgroups import region

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
+from cotenant.core.cgroups import Cgroups, delegate_down
 from cotenant.core.strength import Strength
 from cotenant.devices.cards import NOT_SUPPORTED, NvmlError
-from cotenant.devices.cgroups import Cgroups, delegate_down
 from cotenant.devices.memory_limit_probe import detect
 from cotenant.devices.registry import device
 from cotenant.policy.memory_limits import GroupLimit, prospect

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from cotenant.core.cgroups import Cgroups
 from cotenant.core.errors import WorkError
 from cotenant.devices.cards import Card, Cards
-from cotenant.devices.cgroups import Hierarchy
 from cotenant.devices.channel_groups import ChannelControls
 from cotenant.devices.meters import Meter
 
@@ -108,7 +108,7 @@ class Device(ABC):
         except OSError:
             return ""
 
-    def cgroups(self) -> Hierarchy | None:
+    def cgroups(self) -> Cgroups | None:
         """The control groups (cgroups) on which the driver limits GPU memory; None if GPUs of this kind have no limits
         by control group.
         """

@@ -8,9 +8,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from cotenant.core.cgroups import MOUNT, Cgroups, delegate_down, version_at
 from cotenant.devices.base import Device, Gpu
 from cotenant.devices.cards import FUNCTION_NOT_FOUND, NO_LIMIT, NO_PERMISSION, Card, NvmlError
-from cotenant.devices.cgroups import MOUNT, Hierarchy, delegate_down, version_at
 from cotenant.devices.group_limits import OWN, near, reason_of
 from cotenant.policy.memory_limits import Detected, GroupLimit
 
@@ -53,7 +53,7 @@ def has_call(card: Card, group: Path) -> bool:
     return True
 
 
-def region_of(hierarchy: Hierarchy, card: Card) -> str:
+def region_of(hierarchy: Cgroups, card: Card) -> str:
     """The kernel's name for a GPU's memory (nvidia/00000000:02:00.0/vidmem); empty if the kernel does not count it."""
     with contextlib.suppress(OSError):
         bus = card.bus_id().lower()
@@ -63,7 +63,7 @@ def region_of(hierarchy: Hierarchy, card: Card) -> str:
     return ""
 
 
-def foreign_limits(hierarchy: Hierarchy, region: str, memory_bytes: int) -> tuple[GroupLimit, ...]:
+def foreign_limits(hierarchy: Cgroups, region: str, memory_bytes: int) -> tuple[GroupLimit, ...]:
     """Find the control groups that no agent created and whose limit in dmem.max is below the size of the GPU's memory.
     Returns each with its limit.
     """
@@ -75,7 +75,7 @@ def foreign_limits(hierarchy: Hierarchy, region: str, memory_bytes: int) -> tupl
     return tuple(found)
 
 
-def dmem_max(hierarchy: Hierarchy, group: Path, region: str) -> int | None:
+def dmem_max(hierarchy: Cgroups, group: Path, region: str) -> int | None:
     """Limit in bytes in a group's file dmem.max; None if there is no limit or no such file."""
     with contextlib.suppress(OSError):
         for line in hierarchy.read(group, "dmem.max").splitlines():
@@ -85,7 +85,7 @@ def dmem_max(hierarchy: Hierarchy, group: Path, region: str) -> int | None:
     return None
 
 
-def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple[str, bool]:
+def _tried(hierarchy: Cgroups, card: Card, *, dmem: bool, root: bool) -> tuple[str, bool]:
     """Try to set a limit on a new control group. Returns why that failed (empty if it worked), and whether this process
     has the right to set limits.
     """
@@ -111,7 +111,7 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
             hierarchy.remove(group)
 
 
-def _remove_left(hierarchy: Hierarchy, mine: Path) -> None:
+def _remove_left(hierarchy: Cgroups, mine: Path) -> None:
     """Remove control groups left by trials whose process was killed. A group with this process's pid in its name is
     also removed: an earlier process with the same pid left it.
     """

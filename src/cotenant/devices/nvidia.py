@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from cotenant.core.cgroups import Cgroups
 from cotenant.core.errors import WorkError
 from cotenant.devices import mig, nvml
 from cotenant.devices.base import Device
-from cotenant.devices.cgroups import Cgroups, Hierarchy
 from cotenant.devices.channel_groups import ChannelControls
 from cotenant.devices.context_switches import SwitchLog
 from cotenant.devices.meters import Meter
@@ -55,7 +55,7 @@ class Nvidia(Device):
     def tenant_nvml(self) -> Path | None:
         return find_library(NVML)
 
-    def cgroups(self) -> Hierarchy | None:
+    def cgroups(self) -> Cgroups | None:
         return Cgroups()
 
     def faults(self, uuids: Iterable[str]) -> dict[str, str]:

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from cotenant.core.cgroups import Cgroups
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Device, Gpu
 from cotenant.devices.cards import Cards
-from cotenant.devices.cgroups import Hierarchy
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls
 from cotenant.devices.meters import ControlMeter, Meter
 
@@ -43,7 +43,7 @@ class Soft(Device):
         """See Device. No variables are needed: only the agent's launcher limits which GPUs a program sees."""
         return {}
 
-    def cgroups(self) -> Hierarchy | None:
+    def cgroups(self) -> Cgroups | None:
         """See Device. Returns control groups that are imitated in a folder, which the environment variable
         COTENANT_SOFTGPU_CGROUPS names; None if the variable is not set.
         """

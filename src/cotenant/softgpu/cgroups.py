@@ -19,6 +19,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from cotenant.core.cgroups import Cgroups
+
 VARIABLE = "COTENANT_SOFTGPU_CGROUPS"
 DMEM_FILES = {"dmem.max": "max", "dmem.min": "0", "dmem.low": "0", "dmem.current": "0"}
 
@@ -28,13 +30,11 @@ def region(index: int) -> str:
     return f"nvidia/00000000:{index + 1:02X}:00.0/vidmem"
 
 
-class FolderCgroups:
+class FolderCgroups(Cgroups):
     """The imitated tree of control groups in a folder. A group is given by the full path of its folder."""
 
-    version = 2
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, version: int = 2) -> None:
+        self.root, self.version = root, version
 
     @classmethod
     def make(cls, root: Path, *, dmem: bool, memory_bytes: int, gpus: int = 1, version: int = 2) -> FolderCgroups:
@@ -49,9 +49,7 @@ class FolderCgroups:
         if dmem:
             lines = [f"{region(index)} {memory_bytes}\n" for index in range(gpus)]
             (root / "dmem.capacity").write_text("".join(lines))
-        found = cls(root)
-        found.version = version
-        return found
+        return cls(root, version)
 
     @classmethod
     def found(cls) -> FolderCgroups | None:
@@ -61,9 +59,7 @@ class FolderCgroups:
         folder = os.environ.get(VARIABLE)
         if not folder:
             return None
-        hierarchy = cls(Path(folder))
-        hierarchy.version = 2 if (hierarchy.root / "cgroup.controllers").exists() else 1
-        return hierarchy
+        return cls(Path(folder), 2 if Path(folder, "cgroup.controllers").exists() else 1)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -79,23 +75,9 @@ class FolderCgroups:
             pid = _stat(pid)[1]
         return self.root
 
-    def groups(self, top: Path) -> Iterator[Path]:
-        """Produce a control group and all groups below it."""
-        yield top
-        try:
-            below = sorted(child for child in top.iterdir() if child.is_dir())
-        except FileNotFoundError:  # another process has removed the control group in the meantime
-            return
-        for child in below:
-            yield from self.groups(child)
-
     def processes(self, group: Path) -> list[int]:
         """Return the living processes that were moved into a group; their children are not listed."""
         return [pid for pid in self._listed(group) if _alive(pid)]
-
-    def read(self, group: Path, name: str) -> str:
-        """Read the file `name` of a control group."""
-        return (group / name).read_text()
 
     # -- changing --------------------------------------------------------------------------------------------------
 
@@ -168,7 +150,7 @@ class FolderCgroups:
 
     def _listed(self, group: Path) -> list[int]:
         with contextlib.suppress(FileNotFoundError):
-            return [int(text) for text in self.read(group, "cgroup.procs").split()]
+            return super().processes(group)
         return []
 
     @contextlib.contextmanager

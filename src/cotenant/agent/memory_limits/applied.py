@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cotenant.core.cgroups import Cgroups
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import NO_LIMIT, Card
-from cotenant.devices.cgroups import Hierarchy
 from cotenant.devices.group_limits import limit_text, near
 
 Key = tuple[Path, str]  # (control group, UUID of the GPU)
@@ -70,7 +70,7 @@ class Applied:
         """
         return self._card(gpu).memory_limits(group).hard_bytes
 
-    def below(self, hierarchy: Hierarchy, group: Path, gpu: Gpu) -> Iterator[Path]:
+    def below(self, hierarchy: Cgroups, group: Path, gpu: Gpu) -> Iterator[Path]:
         """Groups below `group` that have a limit of their own. The driver charges a process's memory only to the
         nearest group with a limit, so processes in these groups do not count for `group`. Raises OSError
         if the driver does not report a limit.

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from cotenant.agent.memory_limits.applied import Applied
 from cotenant.agent.tenants.tenant import ControlGroup
+from cotenant.core.cgroups import Cgroups
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlError
-from cotenant.devices.cgroups import Hierarchy
 from cotenant.devices.group_limits import reason_of
 from cotenant.devices.registry import device_of
 
@@ -43,7 +43,7 @@ class Closings:
     more: its limits are cleared, and it is removed if the agent made it.
     """
 
-    def __init__(self, applied: Applied, hierarchy: Callable[[tuple[Gpu, ...]], Hierarchy]) -> None:
+    def __init__(self, applied: Applied, hierarchy: Callable[[tuple[Gpu, ...]], Cgroups]) -> None:
         self._applied, self._hierarchy = applied, hierarchy
         self._each: list[_Closing] = []
 
@@ -92,7 +92,7 @@ class Closings:
             return False
         return True
 
-    def _busy(self, hierarchy: Hierarchy, each: _Closing) -> bool:
+    def _busy(self, hierarchy: Cgroups, each: _Closing) -> bool:
         """Return whether processes are left in a control group. In a group that the agent did not make, only processes
         that use the GPU count, because the group continues to exist. Raises OSError
         if the processes cannot be read.
@@ -101,7 +101,7 @@ class Closings:
         if each.group.made:
             return any(hierarchy.processes(group) for group in hierarchy.groups(path))
         using = device_of(each.gpus[0]).processes(gpu.uuid for gpu in each.gpus)
-        return any(_within(hierarchy, pid, path) for pids in using.values() for pid in pids)
+        return any(hierarchy.contains(path, pid) for pids in using.values() for pid in pids)
 
     def _clear(self, group: Path, gpu: Gpu) -> str:
         """Clear a control group's limit on a GPU. Returns why that failed; empty if the group has no limit any more."""
@@ -111,10 +111,3 @@ class Closings:
             gone = isinstance(error, NvmlError) and error.code in NOTHING_SET
             return "" if gone or not group.exists() else f"GPU {gpu.index}: {reason_of(error)}"
         return ""
-
-
-def _within(hierarchy: Hierarchy, pid: int, path: Path) -> bool:
-    try:
-        return hierarchy.of(pid).is_relative_to(path)
-    except OSError:  # the process has just ended, or is in a part of the tree that the agent does not see
-        return False

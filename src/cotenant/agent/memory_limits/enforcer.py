@@ -26,12 +26,12 @@ from cotenant.agent.memory_limits.groups import (
 from cotenant.agent.memory_limits.watch import SHIM_ALONE, Watch, held_by
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import ControlGroup, Tenant
+from cotenant.core.cgroups import delegate_down
 from cotenant.core.errors import InputError
 from cotenant.core.strength import Promise, Prospect, Strength
 from cotenant.core.units import format_bytes
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import Card
-from cotenant.devices.cgroups import delegate_down
 from cotenant.devices.group_limits import reason_of
 from cotenant.devices.memory_limit_probe import detect
 from cotenant.devices.registry import device_of

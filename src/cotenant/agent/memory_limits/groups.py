@@ -12,8 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cotenant.agent.tenants.places import Owner
+from cotenant.core.cgroups import Cgroups
 from cotenant.devices.base import Gpu
-from cotenant.devices.cgroups import Hierarchy
 from cotenant.devices.group_limits import OWN
 from cotenant.devices.registry import device_of
 
@@ -36,7 +36,7 @@ def mark_of(folder: Path) -> str:
     return f"{OWN}{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}-"
 
 
-def hierarchy_of(gpus: tuple[Gpu, ...]) -> Hierarchy:
+def hierarchy_of(gpus: tuple[Gpu, ...]) -> Cgroups:
     """The tree of control groups in which the driver of these GPUs limits memory. Raises OSError if there is none."""
     hierarchy = device_of(gpus[0]).cgroups()
     if hierarchy is None:
@@ -58,7 +58,7 @@ def place_group(group: Path, owner: Owner | None = None) -> Path | None:
     return next((each for each in above if _PLACE.search(each.name)), None)
 
 
-def own_group(hierarchy: Hierarchy, pid: int, taken: Collection[Path]) -> Path | None:
+def own_group(hierarchy: Cgroups, pid: int, taken: Collection[Path]) -> Path | None:
     """The control group that a launcher has for itself: that of its container, or one without other processes. None if
     other processes are in its group. Raises NoGroupError if another tenant uses the container's group.
     """
@@ -73,7 +73,7 @@ def own_group(hierarchy: Hierarchy, pid: int, taken: Collection[Path]) -> Path |
     return found if inside or alone else None
 
 
-def new_group(hierarchy: Hierarchy, pid: int, mark: str, tenant: str) -> Path:
+def new_group(hierarchy: Cgroups, pid: int, mark: str, tenant: str) -> Path:
     """Path of a new control group for a tenant, beside the launcher's group, so that the limits of their common parent
     still apply. Raises NoGroupError if the launcher's group has limits, which the launcher would escape.
     """

@@ -16,8 +16,8 @@ from cotenant.agent.memory_limits.groups import hierarchy_of, in_container
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
+from cotenant.core.cgroups import delegate_down
 from cotenant.devices.base import Gpu
-from cotenant.devices.cgroups import Hierarchy, delegate_down
 from cotenant.devices.group_limits import limit_text, reason_of
 from cotenant.policy.memory_limits import Detected
 
@@ -253,7 +253,7 @@ class Watch:
         """
         assert tenant.held is not None
         hierarchy, path = hierarchy_of(tenant.gpus), tenant.held.path
-        if _is_in(hierarchy, pid, path):
+        if hierarchy.contains(path, pid):
             return None
         joined = self._elsewhere.get(tenant.name, set())
         if joined and any(processes.key_of(each) in joined for each in processes.ancestors(pid)):
@@ -263,17 +263,10 @@ class Watch:
         except OSError as error:
             return reason_of(error)
         for child in processes.descendants({processes.key_of(pid)}):
-            if not _is_in(hierarchy, child.pid, path):
+            if not hierarchy.contains(path, child.pid):
                 try:
                     hierarchy.enter(path, child.pid)
                 except OSError as error:
                     if processes.alive(child):
                         return reason_of(error)
         return ""
-
-
-def _is_in(hierarchy: Hierarchy, pid: int, path: Path) -> bool:
-    try:
-        return hierarchy.of(pid).is_relative_to(path)
-    except OSError:
-        return False

@@ -11,41 +11,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 MOUNT = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
-
-
-class Hierarchy(Protocol):
-    """A tree of control groups. Methods raise OSError as the kernel's files do."""
-
-    version: int
-    root: Path
-
-    def of(self, pid: int) -> Path:
-        """Return the control group of a process."""
-
-    def groups(self, top: Path) -> Iterator[Path]:
-        """A control group and all groups below it."""
-
-    def processes(self, group: Path) -> list[int]:
-        """Pids of the processes in a group, without those in groups below it."""
-
-    def read(self, group: Path, name: str) -> str:
-        """Read a file of a control group."""
-
-    def create(self, group: Path) -> None:
-        """Create a control group below an existing one."""
-
-    def delegate(self, group: Path, controller: str) -> None:
-        """Enable a controller for the groups below this group. Raises OSError (EBUSY) if the group has processes."""
-
-    def enter(self, group: Path, pid: int) -> None:
-        """Move a process into a control group; its existing children stay in their groups."""
-
-    def remove(self, group: Path) -> None:
-        """Remove an empty control group. Raises OSError (EBUSY) if the group has processes."""
 
 
 def version_at(mount: Path = MOUNT) -> int:
@@ -58,21 +26,30 @@ def version_at(mount: Path = MOUNT) -> int:
 
 
 class Cgroups:
-    """The control group hierarchy of this machine."""
+    """The tree of control groups of this machine. Methods raise OSError as the kernel's files do."""
 
     def __init__(self, root: Path = MOUNT, proc: Path = PROC) -> None:
         self.root, self._proc = root, proc
         self.version = version_at(root)
 
     def of(self, pid: int) -> Path:
-        """See Hierarchy. Raises OSError also if the group is outside the part of the tree that this process sees."""
+        """Return the control group of a process. Raises OSError also if the group is outside the part of the tree that
+        this process sees.
+        """
         for line in (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines():
             if line.startswith("0::/") and not line.startswith("0::/.."):
                 return self.root / line.removeprefix("0::/").removesuffix(" (deleted)")
         raise OSError(f"the control group of process {pid} is not visible to this process")
 
+    def contains(self, group: Path, pid: int) -> bool:
+        """Whether a process is in a group or in one below it; False if the process's group cannot be found."""
+        try:
+            return self.of(pid).is_relative_to(group)
+        except OSError:  # the process has just ended, or is in a part of the tree that this process does not see
+            return False
+
     def groups(self, top: Path) -> Iterator[Path]:
-        """See Hierarchy."""
+        """Produce a control group and all groups below it."""
         yield top
         with contextlib.suppress(OSError):  # another process has removed the group since it was listed
             for entry in sorted(os.scandir(top), key=lambda entry: entry.name):
@@ -80,32 +57,32 @@ class Cgroups:
                     yield from self.groups(Path(entry.path))
 
     def processes(self, group: Path) -> list[int]:
-        """See Hierarchy."""
+        """Pids of the processes in a group, without those in groups below it."""
         return [int(text) for text in self.read(group, "cgroup.procs").split()]
 
     def read(self, group: Path, name: str) -> str:
-        """See Hierarchy."""
+        """Read a file of a control group."""
         return (group / name).read_text()
 
     def create(self, group: Path) -> None:
-        """See Hierarchy."""
+        """Create a control group below an existing one."""
         group.mkdir()
 
     def delegate(self, group: Path, controller: str) -> None:
-        """See Hierarchy."""
+        """Enable a controller for the groups below this group. Raises OSError (EBUSY) if the group has processes."""
         if controller not in self.read(group, "cgroup.subtree_control").split():
             (group / "cgroup.subtree_control").write_text(f"+{controller}")
 
     def enter(self, group: Path, pid: int) -> None:
-        """See Hierarchy."""
+        """Move a process into a control group; its existing children stay in their groups."""
         (group / "cgroup.procs").write_text(str(pid))
 
     def remove(self, group: Path) -> None:
-        """See Hierarchy."""
+        """Remove an empty control group. Raises OSError (EBUSY) if the group has processes."""
         group.rmdir()
 
 
-def delegate_down(hierarchy: Hierarchy, group: Path, controller: str) -> None:
+def delegate_down(hierarchy: Cgroups, group: Path, controller: str) -> None:
     """Enable a controller for a group in all groups above it. Raises OSError that names the group where it failed."""
     above = [parent for parent in group.parents if parent.is_relative_to(hierarchy.root)]
     for parent in reversed(above):
