@@ -25,6 +25,7 @@ KINDS = {
     7: "1g+me", 10: "1g+gfx", 15: "1g+me.all", 13: "1g-me",
 }  # fmt: skip
 PLAIN = re.compile(r"\d+g\+?")
+MOST_LISTED = 16  # most entries of an array that an NVML function fills
 MOST_PROFILES = 32  # all profile indices below this are tried, also those that KINDS does not list
 COMPUTE_PROFILES = 9
 SHARED_ENGINES = 0
@@ -195,36 +196,26 @@ class Nvml:
 
     def possible_placements(self, device: NvmlGpu, profile_id: int) -> list[tuple[int, int]]:
         """Possible placements of a profile, as (start, size) in memory slots."""
-        array = (self.lib.c_nvmlGpuInstancePlacement_t * 16)()
-        count = ctypes.c_uint(16)
-        self.call(
-            f"reading the MIG placements of GPU {device.index}",
-            "nvmlDeviceGetGpuInstancePossiblePlacements",
-            device.handle,
-            profile_id,
-            array,
-            ctypes.byref(count),
-        )
-        return [(int(array[i].start), int(array[i].size)) for i in range(count.value)]
+        doing, kind = f"reading the MIG placements of GPU {device.index}", self.lib.c_nvmlGpuInstancePlacement_t
+        places = self._listed(kind, doing, "nvmlDeviceGetGpuInstancePossiblePlacements", device.handle, profile_id)
+        return [(int(place.start), int(place.size)) for place in places]
+
+    def _listed(self, kind: Any, doing: str, function: str, *args: Any) -> list[Any]:
+        """Call an NVML function that fills an array of `kind`, and return the array's entries."""
+        array, count = (kind * MOST_LISTED)(), ctypes.c_uint(MOST_LISTED)
+        self.call(doing, function, *args, array, ctypes.byref(count))
+        return [array[i] for i in range(count.value)]
 
     def instances(self, device: NvmlGpu, geo: Geometry) -> list[GpuInstance]:
         """The existing GPU instances, ordered by start."""
         uuids = self._uuids(device)
         found = []
         for kind, profile in geo.every.items():
-            array = (self.lib.c_nvmlGpuInstance_t * 16)()
-            count = ctypes.c_uint(16)
-            self.call(
-                f"listing the instances of GPU {device.index}",
-                "nvmlDeviceGetGpuInstances",
-                device.handle,
-                profile.profile_id,
-                array,
-                ctypes.byref(count),
-            )
-            for i in range(count.value):
-                info = self.call("reading a GPU instance", "nvmlGpuInstanceGetInfo", array[i])
-                compute = tuple(c for c, _ in self._compute(array[i]))
+            doing, handle_kind = f"listing the instances of GPU {device.index}", self.lib.c_nvmlGpuInstance_t
+            handles = self._listed(handle_kind, doing, "nvmlDeviceGetGpuInstances", device.handle, profile.profile_id)
+            for handle in handles:
+                info = self.call("reading a GPU instance", "nvmlGpuInstanceGetInfo", handle)
+                compute = tuple(c for c, _ in self._compute(handle))
                 place = Placement(int(info.placement.start), kind)
                 found.append(GpuInstance(int(info.id), place, compute, uuids.get(int(info.id), ()), profile.name))
         # instances whose profile the driver does not describe
@@ -245,19 +236,10 @@ class Nvml:
         """Id and handle of each compute instance in a GPU instance."""
         found = []
         for info in self._compute_profiles(instance):
-            array = (self.lib.c_nvmlComputeInstance_t * 8)()
-            count = ctypes.c_uint(8)
-            self.call(
-                "listing compute instances",
-                "nvmlGpuInstanceGetComputeInstances",
-                instance,
-                info.id,
-                array,
-                ctypes.byref(count),
-            )
-            for i in range(count.value):
-                one = self.call("reading a compute instance", "nvmlComputeInstanceGetInfo", array[i])
-                found.append((int(one.id), array[i]))
+            doing, kind = "listing compute instances", self.lib.c_nvmlComputeInstance_t
+            for handle in self._listed(kind, doing, "nvmlGpuInstanceGetComputeInstances", instance, info.id):
+                one = self.call("reading a compute instance", "nvmlComputeInstanceGetInfo", handle)
+                found.append((int(one.id), handle))
         return sorted(found, key=lambda pair: pair[0])
 
     def _compute_profiles(self, instance: Any) -> list[Any]:
