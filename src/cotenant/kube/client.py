@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -39,14 +40,15 @@ class KubeApi:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url!r} is not an address such as https://10.0.0.1:443", field="--api-server")
         self.url = url.rstrip("/")
-        self._host, self._port = parts.hostname, port or (443 if parts.scheme == "https" else 80)
         self._token_file = token_file
-        self._context: ssl.SSLContext | None = None
+        address = parts.hostname, port or (443 if parts.scheme == "https" else 80)
+        self._open = functools.partial(http.client.HTTPConnection, *address)
         if parts.scheme == "https":
             try:
-                self._context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+                context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
             except (OSError, ssl.SSLError) as error:
                 raise InputError(f"not a CA certificate: {error}", file=ca_file) from None
+            self._open = functools.partial(http.client.HTTPSConnection, *address, context=context)
         self._local = threading.local()
 
     # -- verbs -----------------------------------------------------------------------------------------------------
@@ -106,13 +108,7 @@ class KubeApi:
     def _connection(self) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is None:
-            if self._context is not None:
-                connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=TIMEOUT_S, context=self._context
-                )
-            else:
-                connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-            self._local.connection = connection
+            connection = self._local.connection = self._open(timeout=TIMEOUT_S)
         return connection
 
     def _drop(self) -> None:

@@ -25,38 +25,28 @@ class Inventory:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._gpus: tuple[NodeGpu, ...] = ()
-        self._slices: tuple[MigSlice, ...] = ()
+        self.gpus: tuple[NodeGpu, ...] = ()  # the agent's GPUs
+        self.slices: tuple[MigSlice, ...] = ()  # the MIG instances that exist now on the node's GPUs
         self.version = 0
-
-    @property
-    def gpus(self) -> tuple[NodeGpu, ...]:
-        """GPUs that the agent owns."""
-        return self._gpus
-
-    @property
-    def slices(self) -> tuple[MigSlice, ...]:
-        """MIG instances that now exist on the node's GPUs."""
-        return self._slices
 
     def index_of(self, uuid: str) -> str:
         """A GPU's name for messages."""
-        return next((f"GPU {gpu.index}" for gpu in self._gpus if gpu.uuid == uuid), uuid)
+        return next((f"GPU {gpu.index}" for gpu in self.gpus if gpu.uuid == uuid), uuid)
 
     def set(self, gpus: Iterable[NodeGpu], slices: Iterable[MigSlice] = ()) -> bool:
         """Set a new view of the node; returns whether it differs from the present one."""
         with self._condition:
             new = tuple(gpus), tuple(slices)
-            if new == (self._gpus, self._slices):
+            if new == (self.gpus, self.slices):
                 return False
-            self._gpus, self._slices = new
+            self.gpus, self.slices = new
             self.version += 1
             self._condition.notify_all()
             return True
 
     def all_sick(self, why: str) -> bool:
         """Mark all GPUs as unusable, because no agent would enforce a share."""
-        return self.set((dataclasses.replace(gpu, fault=gpu.fault or why) for gpu in self._gpus), self._slices)
+        return self.set((dataclasses.replace(gpu, fault=gpu.fault or why) for gpu in self.gpus), self.slices)
 
     def wake(self) -> None:
         """Wake the threads that wait for a change of the view."""
@@ -74,7 +64,7 @@ class Inventory:
 
     def resources(self) -> list[str]:
         """Return the resources of which the node has at least one device, the share first."""
-        mig = sorted({piece.resource for piece in self._slices})
+        mig = sorted({piece.resource for piece in self.slices})
         return [
             name for name in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE, names.GPU_RESOURCE, *mig) if self.of(name)
         ]
@@ -82,8 +72,8 @@ class Inventory:
     def of(self, resource: str) -> dict[str, bool]:
         """Return the devices of a resource with their health."""
         if resource.startswith(names.MIG_PREFIX):
-            return {piece.uuid: not piece.fault for piece in self._slices if piece.resource == resource}
-        return devices(self._gpus, resource)
+            return {piece.uuid: not piece.fault for piece in self.slices if piece.resource == resource}
+        return devices(self.gpus, resource)
 
 
 def gpus_of(status: Mapping[str, Any], whole: Iterable[str], faults: Faults) -> list[NodeGpu]:

@@ -223,10 +223,7 @@ def _order(
 def tenant_name(namespace: str, pod: str, container: str, uid: str) -> str:
     """namespace/pod/container; long names are truncated, with a hash of the pod's UID to keep them unique."""
     whole = f"{namespace}/{pod}/{container}"
-    if len(whole) <= MOST_NAME:
-        return whole
-    digest = hashlib.sha256(f"{uid}/{container}".encode()).hexdigest()[:10]
-    return f"{whole[: MOST_NAME - 11]}-{digest}"
+    return whole if len(whole) <= MOST_NAME else other_name(whole, uid)
 
 
 def other_name(name: str, uid: str) -> str:
