@@ -7,7 +7,6 @@ key of `INPUT_ERRORS`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -100,11 +99,6 @@ class LineClient:
     def within(self, timeout_s: float) -> None:
         """Set the time limit for all further answers of the server."""
         self._socket.settimeout(timeout_s)
-
-    def hang_up(self) -> None:
-        """End the connection to the server, even while another thread waits for an answer."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection to the server."""
