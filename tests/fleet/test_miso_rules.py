@@ -160,19 +160,62 @@ def test_a_new_controller_adopts_slices_that_exist() -> None:
     assert {name: job.n for name, job in world.jobs.items()} == starts  # no job was restarted
 
 
+def test_a_new_controller_measures_again_what_was_being_measured() -> None:
+    world = World()
+    world.submit("a", "flat")
+    world.submit("b", "steep")
+    world.tick()
+    before = world.tick()
+    world.restart()
+    starts = {name: job.n for name, job in world.jobs.items()}
+    assert world.tick() == before == dict.fromkeys("ab", Wish(0.5, 1.0, measuring=True))
+    assert {name: job.n for name, job in world.jobs.items()} == starts  # no job was restarted
+    assert {wish.slice for wish in world.until_sliced().values()} == {"4g@0", "3g@4"}
+
+
+def test_a_job_for_which_no_present_gpu_is_large_enough_holds_up_nobody() -> None:
+    """The A100 has slices of 3g, the A30 has none."""
+    world = World(2, models=("A100-40GB", "A30"))
+    world.submit("wide", slice="3g")
+    world.planner.check(world.jobs["wide"], world.nodes)
+    world.planner.check(world.jobs["wide"], world.nodes[::-1])
+    world.away = {"node-0"}
+    world.submit("later")
+    world.tick()
+    assert (list(world.plan.assign), world.plan.waiting) == (["later"], {"wide": Reason.GANG_TOO_LARGE_NOW})
+    world.away.clear()
+    world.tick()
+    assert world.plan.assign["wide"].places[0].node == "node-0"
+
+
 @given(
-    st.lists(st.sampled_from(["come", "go", "tick"]), max_size=40),
-    st.lists(st.sampled_from(["flat", "steep"]), min_size=20, max_size=20),
-)
-def test_no_gpu_is_ever_promised_twice(events: list[str], kinds: list[str]) -> None:
-    world = World(nodes=2)
+    st.lists(st.sampled_from(["come", "come", "go", "tick", "away", "back", "lost", "restart"]), max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from(["flat", "steep"]), st.sampled_from([None, None, "1g", "3g"])),
+        min_size=20, max_size=20,
+    ),
+)  # fmt: skip
+def test_no_gpu_is_ever_promised_twice(events: list[str], kinds: list[tuple[str, str | None]]) -> None:
+    """Jobs come and go, nodes stop answering and return, with their jobs or without, and the controller restarts."""
+    world = World(3, models=("A100-40GB", "A100-40GB", "A30"))
     come = 0
     for event in events:
         if event == "come" and come < 20:
-            world.submit(f"j{come}", kinds[come])
+            kind, least = kinds[come]
+            world.submit(f"j{come}", kind, slice=least)
             come += 1
-        elif event == "go" and world.jobs:
-            world.finish(next(iter(world.jobs)))
+        elif event == "go" and world.here():
+            world.finish(world.here()[0].id)
+        elif event == "away":
+            world.away.add(f"node-{len(world.jobs) % 3}")
+        elif event == "back":
+            world.away.clear()
+        elif event == "lost":
+            for job in world.jobs.values():
+                if job not in world.here():
+                    job.attempt = None
+        elif event == "restart":
+            world.restart()
         world.tick()
         held: dict[str, float] = {}
         cpus: dict[str, float] = {}
@@ -183,8 +226,10 @@ def test_no_gpu_is_ever_promised_twice(events: list[str], kinds: list[str]) -> N
                 held[share.uuid] = held.get(share.uuid, 0.0) + share.fraction
         assert all(total <= 1.0 for total in held.values())
         assert all(total <= 8.0 for total in cpus.values())
-        assert set(world.plan.assign) <= set(world.jobs)
-        assert set(world.plan.assign) | set(world.plan.waiting) == set(world.jobs)
+        here = {job.id for job in world.here()}
+        assert set(world.plan.assign) | set(world.plan.waiting) == here
+        assert not set(world.plan.assign) & set(world.plan.waiting)
+        assert world.away.isdisjoint(cpus)
         for gpu in world.planner.gpus.values():
             places = [place for place in gpu.place.values() if place is not None]
             assert gpu.geo.fits(places)

@@ -31,13 +31,15 @@ class Predicts:
 
 
 class World:
-    """Nodes of one GPU each, and jobs that follow a plan at once and make steps at their own pace."""
+    """Nodes of one GPU each, and jobs that follow a plan at once and make steps at their own pace. `away`: the names of
+    nodes that do not answer, with whose jobs nothing happens."""
 
-    def __init__(self, nodes: int = 1, **options: Any) -> None:
+    def __init__(self, nodes: int = 1, *, models: tuple[str, ...] = ("A100-40GB",), **options: Any) -> None:
         self.predictor = Predicts()
         self.planner = MisoPlanner(model=self.predictor, measure_s=4.0, **options)  # type: ignore[arg-type]
-        gpu = [NodeGpu(f"gpu-{i}", "A100-40GB", 40 << 30, "nvidia") for i in range(nodes)]
+        gpu = [NodeGpu(f"gpu-{i}", models[i % len(models)], 40 << 30, "nvidia") for i in range(nodes)]
         self.nodes = tuple(NodeSpec(f"node-{i}", 8.0, 64 << 30, (gpu[i],)) for i in range(nodes))
+        self.away: set[str] = set()
         self.jobs: dict[str, Job] = {}
         self.now_s = 0.0
         self.plan = FleetPlan()
@@ -48,17 +50,26 @@ class World:
     def finish(self, name: str) -> None:
         del self.jobs[name]
 
+    def restart(self) -> None:
+        """Replace the planner, as when the controller restarts."""
+        self.planner = MisoPlanner(model=self.predictor, measure_s=4.0)  # type: ignore[arg-type]
+
+    def here(self) -> list[Job]:
+        """The jobs that can be planned: those without an attempt on a node that is away."""
+        return [j for j in self.jobs.values() if j.attempt is None or self.away.isdisjoint(j.attempt.nodes)]
+
     def tick(self, seconds: float = 2.0, *, early: bool = False) -> dict[str, Wish]:
-        self.plan = self.planner.plan(View(self.now_s, self.nodes, tuple(self.jobs.values()), early))
-        for name, job in self.jobs.items():
-            wanted = self.plan.assign.get(name)
+        here, nodes = self.here(), tuple(node for node in self.nodes if node.name not in self.away)
+        self.plan = self.planner.plan(View(self.now_s, nodes, tuple(here), early))
+        for job in here:
+            wanted = self.plan.assign.get(job.id)
             if wanted is None:
                 continue
             if job.attempt is None or not job.attempt.assignment.same_gpus(wanted):
                 job.attempt = Attempt(job.n, wanted, "running", created_s=self.now_s)
                 job.n += 1
         self.now_s += seconds
-        for job in self.jobs.values():
+        for job in here:
             if job.attempt is not None:
                 self._step(job, job.attempt, seconds)
         return {job: wish for gpu in self.planner.gpus.values() for job, wish in gpu.wishes().items()}

@@ -71,8 +71,9 @@ class MisoPlanner:
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
         found = tuple(nodes)
-        if job.spec.slice is not None and found:
-            kind_of(_geometry_of(found[0].gpus[0]), job.spec.slice)
+        geometries = [_geometry_of(gpu) for node in found for gpu in node.gpus]
+        if job.spec.slice is not None and geometries and not any(_allowed(geo, job.spec).any() for geo in geometries):
+            kind_of(geometries[0], job.spec.slice)  # raises an error that names the slices of this GPU model
         most = max((len(node.gpus) for node in found), default=0)
         if found and job.spec.gpus > most:
             raise InputError(f"{job.spec.gpus:g} GPUs are requested and no node has more than {most}", field="gpus")
@@ -84,6 +85,7 @@ class MisoPlanner:
         plan = FleetPlan()
         self._adopt(view, nodes)
         left = self._forget(jobs, nodes)
+        self._measure_adopted(jobs, view.now_s)
         if view.early:
             self._admit(view, jobs, plan, idle_only=True)
         else:
@@ -132,6 +134,16 @@ class MisoPlanner:
             if gone:
                 left.append(uuid)
         return left
+
+    def _measure_adopted(self, jobs: dict[str, Job], now_s: float) -> None:
+        """Measure the jobs of GPUs that were adopted during a measurement or a change of slices, so that not every job
+        has a slice of its own."""
+        for gpu in self.gpus.values():
+            slices = [place for place in gpu.place.values() if place is not None]
+            whole = len(slices) == len(gpu.place) and gpu.geo.fits(slices)
+            if gpu.measurement is None and len(gpu.place) > 1 and not whole:
+                gpu.begin(None, _attempts(gpu, jobs), now_s)
+                self.measurements += 1
 
     def _observe(self, jobs: dict[str, Job]) -> None:
         for gpu in self.gpus.values():
@@ -198,12 +210,15 @@ class MisoPlanner:
     # ---- arrivals and departures
 
     def _admit(self, view: View, jobs: dict[str, Job], plan: FleetPlan, *, idle_only: bool) -> None:
-        """Admit waiting jobs first come, first served; a gang without enough GPUs blocks later jobs."""
+        """Admit waiting jobs first come, first served; a gang without enough GPUs blocks later jobs, unless all GPUs of
+        the present nodes would not suffice."""
         placed = {name for gpu in self.gpus.values() for name in gpu.place} | set(self._gangs)
         for job in view.jobs:
             if job.id in placed:
                 continue
-            if job.spec.gpus > 1:
+            if not self._suffices(job, view):
+                plan.waiting[job.id] = Reason.GANG_TOO_LARGE_NOW
+            elif job.spec.gpus > 1:
                 if not self._admit_gang(job, view):
                     plan.waiting[job.id] = Reason.GANG_TOO_LARGE_NOW
                     break
@@ -213,6 +228,12 @@ class MisoPlanner:
         for job in view.jobs:
             if job.id not in plan.waiting and job.id not in self._gangs and not self._gpu_of(job.id):
                 plan.waiting[job.id] = Reason.GPUS_FULL
+
+    def _suffices(self, job: Job, view: View) -> bool:
+        """Whether a present node could hold a job if it were empty."""
+        if job.spec.gpus > 1:
+            return any(len(node.gpus) >= job.spec.gpus for node in view.nodes)
+        return any(_allowed(gpu.geo, job.spec).any() for gpu in self.gpus.values())
 
     def _admit_gang(self, job: Job, view: View) -> bool:
         held = {uuid for uuids in self._gangs.values() for uuid in uuids}
@@ -346,10 +367,14 @@ def _placement(text: str | None) -> Placement | None:
 
 def _allowed(geo: Geometry, spec: JobSpec) -> np.ndarray:
     """For each kind of slice, whether it has at least the compute and memory of the smallest one that the job accepts.
+    None has if that one does not exist on this GPU model.
     """
     if spec.slice is None:
         return np.ones(len(geo.kinds), dtype=bool)
-    least = geo.profiles[kind_of(geo, spec.slice)]
+    try:
+        least = geo.every[kind_of(geo, spec.slice)]
+    except InputError:
+        return np.zeros(len(geo.kinds), dtype=bool)
     return np.array(
         [p.compute >= least.compute and p.memory_slots >= least.memory_slots for p in geo.profiles.values()]
     )
