@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import socket
@@ -22,7 +23,7 @@ from cotenant.agent.processes import Peer
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.devices.base import Gpu
-from cotenant.policy.shares import QuotaSettings
+from cotenant.policy.shares import SECOND_NS, QuotaSettings
 
 GPU = Gpu("GPU-00000000-0000-0000-0000-000000000001", "Test GPU", 8 << 30, 0, kind="soft")
 GRANT = MessageType.TOKEN_GRANT
@@ -160,6 +161,35 @@ def test_a_process_that_goes_gives_its_turn_to_the_next() -> None:
         one.session.tenant.sessions.remove(one.session)
         node.broker.drop(one.session)
         assert other.granted()
+
+    on_node(test)
+
+
+def test_a_gang_runs_at_once_when_its_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has used up its limit and waits; no other event follows."""
+    clock = SimpleNamespace(now_ns=time.monotonic_ns())
+    monkeypatch.setattr("cotenant.agent.turns.broker.time", SimpleNamespace(monotonic_ns=lambda: clock.now_ns))
+    gpus = (GPU, dataclasses.replace(GPU, uuid=GPU.uuid[:-1] + "2"))
+
+    def test(node: Node) -> None:
+        nothing: Callable[..., None] = lambda *given: None  # noqa: E731
+        broker = Broker(
+            [g.uuid for g in gpus], QuotaSettings(window_ns=SECOND_NS), inflight_ns=10**6, residents=node,
+            on_turn=nothing, on_fault=nothing,
+        )  # fmt: skip
+        tenant = Tenant(TenantSpec("gang", limit=0.2), gpus, "gang", 0, Enforcement())
+        broker.join(tenant)
+        broker.wish(tenant)
+        clock.now_ns += SECOND_NS // 2
+        for gpu, machine in broker.turns.gpus.items():
+            assert machine.turn is not None
+            broker.turns.release(gpu, "gang", machine.turn.epoch, clock.now_ns)
+        broker.wish(tenant)
+        assert not broker.turns.holders()
+        tenant.spec = dataclasses.replace(tenant.spec, limit=1.0)
+        broker.join(tenant)
+        assert list(broker.turns.holders().values()) == ["gang", "gang"]
+        broker.close()
 
     on_node(test)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +11,8 @@ from cotenant.policy.shares import (
     DISCIPLINES,
     ENDLESS_NS,
     MS_NS,
+    SECOND_NS,
+    Claim,
     Ended,
     Grant,
     Move,
@@ -49,6 +53,7 @@ class World:
 
     def obey(self, steps: list) -> None:
         for step in steps:
+            assert not isinstance(step, Claim), "only NodeTurns carries out what a gang claims"
             if isinstance(step, Grant):
                 current = self.holders.get(step.gpu)
                 if current == (step.tenant, step.epoch):
@@ -70,7 +75,18 @@ class World:
                 else:
                     assert self.holders.pop(step.gpu) == (step.tenant, step.epoch)
 
+    def configure(self, discipline: str, window_ns: int) -> None:
+        self.settings = replace(self.settings, discipline=discipline, window_ns=window_ns)
+        self.obey(self.node.configure(self.settings, self.now))
+
     def check(self) -> None:
+        machines = list(self.node.gpus.values())
+        free = all(m.turn is None and m.claim is None and not m.overrun for m in machines)
+        overdue = any(m.wake_ns() is not None and m.wake_ns() <= self.now for m in machines)
+        gang = [m.accounts["gang"] for m in machines if "gang" in m.accounts]
+        if free and not overdue and len(gang) == len(GPUS) and all(a.waiting for a in gang):
+            # a gang never waits while all its GPUs are free and its limit allows it to run
+            assert any(a.eligible_at_ns(self.now) > self.now for a in gang)
         assert self.node.holders() == {gpu: name for gpu, (name, _) in self.holders.items()}
         for gpu, machine in self.node.gpus.items():
             wake = machine.wake_ns()
@@ -84,7 +100,7 @@ class World:
             for account in machine.accounts.values():
                 account.window.trim(self.now)
                 assert all(total >= 0 for total in account.window.sums)
-                assert account.window.held_ns <= machine.settings.window_ns
+                assert account.window.held_ns <= machine.window_ns
             assert machine.crowd.active >= 0
             turn = machine.turn
             if turn is not None and turn.deadline_ns == ENDLESS_NS:
@@ -145,10 +161,11 @@ def test_no_sequence_of_events_breaks_an_invariant(events: list, discipline: str
             if wake is not None:
                 world.now = max(world.now, wake)
                 world.obey(node.advance(gpu, world.now))
-        elif event == "resize" and known and name != "gang":
-            world.obey(machine.resize(name, share(name, flag), now))
+        elif event == "resize" and known:
+            for target in GPUS if name == "gang" else (gpu,):
+                world.obey(node.join(target, name, share(name, flag), now))
         elif event == "conf":
-            world.obey(node.configure(world.settings, now))
+            world.configure(DISCIPLINES[step_ns // MS_NS % len(DISCIPLINES)].name, (1 if flag else 10) * SECOND_NS)
         world.check()
     # when all tenants have left, no GPU is held, claimed or waited for
     for target in GPUS:

@@ -93,10 +93,7 @@ class Broker:
         self._tenants[tenant.name] = tenant
         now_ns = time.monotonic_ns()
         for gpu in tenant.gpus:
-            if tenant.name in self.turns.gpus[gpu.uuid].accounts:
-                self._obey(self.turns.gpus[gpu.uuid].resize(tenant.name, tenant.share(), now_ns), gpu.uuid)
-            else:
-                self._obey(self.turns.join(gpu.uuid, tenant.name, tenant.share(), now_ns), gpu.uuid)
+            self._obey(self.turns.join(gpu.uuid, tenant.name, tenant.share(), now_ns), gpu.uuid)
 
     def leave(self, tenant: Tenant) -> None:
         """End a tenant's turns and forget it."""
