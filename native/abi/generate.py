@@ -111,11 +111,13 @@ def _snake(name: str) -> str:
 
 def python_module(schema: Schema) -> str:
     """Return the text of a Python module. It imports nothing but the standard library, so that every other
-    module of Cotenant may import it."""
+    module of Cotenant may import it. Constants and enums that the schema lists in `c_only` are left out."""
     pages = [struct for struct in schema.structs if struct.kind in ("page", "value")]
     rows = [struct for struct in schema.structs if struct.kind == "row"]
     messages = [struct for struct in schema.structs if struct.kind == "message"]
-    imports = [f"import {name}" for name, used in (("ctypes", pages), ("enum", schema.enums), ("struct", rows)) if used]
+    c_only = schema.raw.get("c_only", [])
+    enums = [enum for enum in schema.enums if enum["name"] not in c_only]
+    imports = [f"import {name}" for name, used in (("ctypes", pages), ("enum", enums), ("struct", rows)) if used]
     lines = [
         f'"""{schema.raw["summary"]}',
         "",
@@ -127,9 +129,11 @@ def python_module(schema: Schema) -> str:
     ]
     lines += [*imports, ""] if imports else []
     for name, kind, value, meaning in schema.raw.get("constants", []):
+        if name in c_only:
+            continue
         text = f'"{value}"' if kind == "string" else _number(name, value)
         lines += _py_line(f"{name} = {text}", meaning)
-    for enum in schema.enums:
+    for enum in enums:
         base = "IntFlag" if enum.get("flags") else "IntEnum"
         lines += ["", "", f"class {enum['name']}(enum.{base}):", *_doc(enum["meaning"]), ""]
         for name, number, meaning in enum["values"]:

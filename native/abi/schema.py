@@ -7,7 +7,8 @@ N", which means zeros up to offset N. Zeros after the last field fill the struct
 padding: every field lies at a multiple of its size, so if the compiler finds the right size of a struct, all its
 offsets are right. Names end with their unit (_ns, _bytes, _permille); fields whose names begin with "reserved" are
 zero. `kind` of a struct: Python's struct module packs a "message" and a "row" (of a table); a "page" (which is mapped)
-and a "value" (which is passed to C) are a ctypes.Structure.
+and a "value" (which is passed to C) are a ctypes.Structure. `c_only` names constants and enums that only C reads, so
+that the Python module does not have them.
 """
 
 from __future__ import annotations

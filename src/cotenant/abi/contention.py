@@ -8,19 +8,6 @@ from __future__ import annotations
 # factor on the duration of a kernel that follows a kernel of another process under the driver's time slicing: 563.1
 # instead of 619.7 matrix products/s (H100 80GB HBM3, bf16 8192^3)
 SLICED_PERMILLE = 1100
-SLICED_WINDOW_NS = 2000000  # a process counts as active for this long after the end of its last kernel
-TO_DEVICE_BYTES_PER_US = 52900  # rate of copies from pinned host memory to the device: 52.9 GB/s
-TO_HOST_BYTES_PER_US = 53900  # rate of copies from the device to pinned host memory: 53.9 GB/s
-ON_DEVICE_BYTES_PER_US = 1500000  # rate of copies within the device: 2 GiB in 1.4 ms
-BOTH_WAYS_PERMILLE = 740  # factor on the rate of copies in each direction while both directions are busy: 39.3 GB/s
-# factor on the rate of copies of pageable memory: 15.1 instead of 52.9 GB/s; the calling thread is busy meanwhile
-PAGEABLE_PERMILLE = 285
-# size of the largest copy of pageable memory to the device for which the call returns at once: the driver has then
-# copied the data to a buffer of its own
-PAGEABLE_SMALL_BYTES = 65536
-# time from the moment at which all earlier work in a copy's stream has ended and the link is free, until the copy's
-# first byte moves
-COPY_START_NS = 1000
 # DEMAND_*: fraction of the memory bandwidth that a kernel of the work class (unknown, memory or compute) uses if it is
 # alone. With these values and DENSITY_*, the model reproduces measurements on an H100 80GB HBM3: a ResNet-50 on 32 SMs
 # of its own takes 3.2 times as long beside copies of 2 GiB on the other SMs as without them, and 1.1 times as long
@@ -49,8 +36,5 @@ NOTICE_NS = 3000  # time from the end of a kernel on the GPU until a polling hos
 # GPU time that an event between two kernels costs (H200: 2.6 us between kernels of 26 us, 1.9 us between kernels of 190
 # us)
 EVENT_NS = 3000
-QUEUE_DEPTH = 1024  # number of launches in a stream at which the next launch blocks the host
 CONTEXT_BYTES = 268435456  # device memory of a context
-POOL_GRANULE = 33554432
-DEFAULT_MEMORY = 17179869184
 SM_COUNT = 132

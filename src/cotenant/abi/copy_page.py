@@ -13,21 +13,12 @@ COPY_VERSION = 4
 COPY_PAGE_BYTES = 20480
 COPY_QUEUES = 64  # largest number of tenants of a GPU whose copies are scheduled
 COPY_SLOTS = 8  # largest number of chunks that may be in flight on a link
-COPY_UNCLAIMED = 0  # value of a slot that no process has claimed
 COPY_SMALL_BYTES = 65536  # copies up to this size start at once, but are charged to the tenant's queue
-COPY_DIRECTIONS = 2
 # added to the direction of a copy of pageable memory: such copies have a link of their own, because the CPU limits
 # their rate
 COPY_PAGEABLE = 2
 # number of links on the page: one per direction for pinned memory, then one per direction for pageable memory
 COPY_LINKS = 4
-
-
-class CopyDirection(enum.IntEnum):
-    """Direction of a copy."""
-
-    TO_DEVICE = 0
-    TO_HOST = 1
 
 
 class CopyRank(enum.IntEnum):

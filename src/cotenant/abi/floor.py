@@ -23,9 +23,6 @@ LEAD_NS = 10000
 EVENT_INTERVAL_NS = 150000
 # scheme tidal: while the process leaves the GPU idle, its in-flight budget grows up to this factor, in thousandths
 STRETCH_PERMILLE = 4000
-# largest GPU time of the BE work that a process may launch ahead; work that is launched ahead waits on the device until
-# it may run
-RUN_AHEAD_NS = 20000000
 # with run_ahead auto, a process launches ahead only if its launches wait on the host for less than this fraction of the
 # time
 RUN_AHEAD_BELOW_PERMILLE = 450

@@ -14,11 +14,6 @@ NO_SLOT = 0xFFFFFFFF
 # deadline of a turn (a time slice that the agent grants) that lasts until it is revoked
 NO_DEADLINE = 0xFFFFFFFFFFFFFFFF
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
-ENV_SOCKET = "COTENANT_SOCKET"  # path of the agent's socket
-ENV_TOKEN = "COTENANT_TOKEN"  # secret by which the agent identifies the tenant
-ENV_DRIVER = "COTENANT_DRIVER"  # absolute, versioned path of the real libcuda, or of the software GPU
-ENV_KERNELS = "COTENANT_KERNELS"  # file for measured kernel times; only `cotenant profile kernels` sets it
-ENV_NVML = "COTENANT_NVML"  # absolute, versioned path of the real libnvidia-ml
 # name of the socket, beside the agent's socket, at which processes join the LS gate (by which latency-sensitive work
 # holds back best-effort work)
 FLOOR_SOCKET = "floor.sock"
