@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.cli.log_options import LogFormat, LogLevel
+from cotenant.cli.shared_options import LogFormat, LogLevel
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_memory_or_zero, parse_seconds
 

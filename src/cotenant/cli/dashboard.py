@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cotenant.cli.token_file import TokenFile, shown_token
+from cotenant.cli.shared_options import TokenFile, shown_token
 
 if TYPE_CHECKING:
     from cotenant.observability.merge import Remote

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cotenant.cli import fleet_replay
-from cotenant.cli.log_options import LogFormat, LogLevel
+from cotenant.cli.shared_options import LogFormat, LogLevel
 from cotenant.core.folders import fleet_folder
 from cotenant.core.units import counted, parse_seconds
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cotenant.cli import kube_objects
-from cotenant.cli.log_options import LogFormat, LogLevel
+from cotenant.cli.shared_options import LogFormat, LogLevel
 from cotenant.core.errors import InputError, check_choice
 
 LOG = logging.getLogger(__name__)
@@ -56,9 +56,7 @@ def webhook(
     client_ca: Annotated[
         Path | None, typer.Option(metavar="FILE", help="CA that must have signed callers' certificates.")
     ] = None,
-    mounts: Annotated[
-        str, typer.Option(metavar="webhook|plugin", help="Which component mounts the shim into pods.")
-    ] = "webhook",
+    mounts: kube_objects.Mounts = "webhook",
     runtime_class: Annotated[str, typer.Option(metavar="NAME", help="Runtime class for pods that set none.")] = "",
     memory_hook: Annotated[
         str, typer.Option(metavar="true|false", help="Memory limits of pods are set by NVIDIA's hook on the nodes.")
@@ -136,9 +134,7 @@ def plugin(
             metavar="true|false", help="Advertise at most the free units of one GPU, so that a pod always fits on one."
         ),
     ] = "true",
-    mounts: Annotated[
-        str, typer.Option(metavar="webhook|plugin", help="Which component mounts the shim into pods.")
-    ] = "webhook",
+    mounts: kube_objects.Mounts = "webhook",
     refresh: Annotated[
         str, typer.Option(metavar="TIME", help="Interval between listings of the node's pods, at most 6s.")
     ] = "5s",

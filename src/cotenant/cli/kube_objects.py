@@ -16,6 +16,7 @@ Text = str | None
 Version = Annotated[str, typer.Option("--kubernetes", metavar="1.34", help="Kubernetes version of the cluster.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")]
 PodFile = Annotated[Path, typer.Argument(metavar="POD.yaml", help="Pod manifest; - reads standard input.")]
+Mounts = Annotated[str, typer.Option(metavar="webhook|plugin", help="Which component mounts the shim into pods.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,9 +27,7 @@ def add_to(app: typer.Typer) -> None:
 
 def mutate(
     pod: PodFile,
-    mounts: Annotated[
-        str, typer.Option(metavar="webhook|plugin", help="Which component mounts the shim into pods.")
-    ] = "webhook",
+    mounts: Mounts = "webhook",
     memory_hook: Annotated[
         bool, typer.Option("--memory-hook", help="Show the pod for nodes where NVIDIA's hook sets memory limits.")
     ] = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.shared_options import SEARCH, Tolerance, shown_token
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.files import check_writable, write_text
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from cotenant.loadgen.search import Found
 
 app = typer.Typer(add_completion=False)
-FILES, SEARCH, WIRE = "Files", "Search", "Requests"
+FILES, WIRE = "Files", "Requests"
 
 
 @app.command()
@@ -61,13 +62,7 @@ def load(
         str, typer.Option(help="SLO attainment that every service must reach.", rich_help_panel=SEARCH)
     ] = "99%",
     probe: Annotated[str, typer.Option(help="Duration of one probe of the search.", rich_help_panel=SEARCH)] = "10s",
-    tolerance: Annotated[
-        str,
-        typer.Option(
-            help="End the search when the largest factor met and the smallest one missed differ by less than this.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = "5%",
+    tolerance: Tolerance = "5%",
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Items per request.", rich_help_panel=WIRE)] = 1,
     shape: Annotated[
         list[str] | None, typer.Option(help="INPUT=3x224x224, for models that accept any size.", rich_help_panel=WIRE)
@@ -103,7 +98,6 @@ def load(
     simulator. Requests are sent when they are due, without waiting for answers, and latency counts from that time; how
     late they were sent is reported.
     """
-    from cotenant.cli.token_file import shown_token
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.options import parse_factor, parse_shapes, read_load_services
     from cotenant.loadgen.run import LoadTest

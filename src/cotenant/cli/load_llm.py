@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cotenant.cli.llm_setup import DEFAULT_S, Requests, build_trace, rates_of, takes_requests
+from cotenant.cli.shared_options import SEARCH, TokenFile, Tolerance, shown_token
 from cotenant.core.errors import InputError, WorkError, check_choice
 from cotenant.core.files import check_writable, write_text
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cotenant.loadgen.search import Found, Probe
 
 app = typer.Typer(add_completion=False)
-SEARCH = "Search"
 
 
 @app.command()
@@ -41,13 +40,7 @@ def load(
         str, typer.Option("--target", help="SLO attainment that every model must reach.", rich_help_panel=SEARCH)
     ] = "99%",
     probe: Annotated[str, typer.Option(help="Duration of one probe of the search.", rich_help_panel=SEARCH)] = "30s",
-    tolerance: Annotated[
-        str,
-        typer.Option(
-            help="End the search when the largest factor met and the smallest one missed differ by less than this.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = "5%",
+    tolerance: Tolerance = "5%",
     endpoint: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
     extra: Annotated[str, typer.Option(help="JSON object of fields to add to every request.")] = '{"ignore_eos": true}',
     check: Annotated[
@@ -55,7 +48,7 @@ def load(
     ] = False,
     timeout: Annotated[str, typer.Option(help="Requests without an answer after this time count as failed.")] = "600s",
     connections: Annotated[int, typer.Option(min=1, max=60000, help="Largest number of connections.")] = 1024,
-    token: Annotated[Path | None, typer.Option(metavar="FILE", help="File with the bearer token to send.")] = None,
+    token: TokenFile = None,
     cafile: Annotated[str | None, typer.Option(help="CA certificates to trust.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Accept any TLS certificate.")] = False,
     csv: Annotated[str | None, typer.Option(help="Write one row per request, as seen by the client.")] = None,
@@ -67,7 +60,6 @@ def load(
     each model always has N requests in flight instead."""
     from dataclasses import replace
 
-    from cotenant.cli.token_file import shown_token
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.openai import PATHS, OpenAiTest, ask_models, check_models, promises, run_openai
     from cotenant.loadgen.target import parse_target

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cotenant.cli.shared_options import PlannedScheme
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.files import check_writable, write_text
 
@@ -59,13 +60,7 @@ def plan(
     profile: Annotated[
         str | None, typer.Option(help="Profile: a JSON file or a folder.", rich_help_panel=FILES)
     ] = None,
-    colocation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SCHEME|none",
-            help="Plan as serve --colocation does: latency-sensitive and other services on separate GPUs.",
-        ),
-    ] = None,
+    colocation: PlannedScheme = None,
     previous: Annotated[
         str | None,
         typer.Option("--from", help="Earlier plan (JSON): change as little of it as possible.", rich_help_panel=FILES),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.log_options import LogFormat, LogLevel
+from cotenant.cli.shared_options import LogFormat, LogLevel
 from cotenant.core.errors import InputError
 
 if TYPE_CHECKING:

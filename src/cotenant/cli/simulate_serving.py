@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.shared_options import PlannedScheme
 from cotenant.core.files import check_writable, write_text
 
 if TYPE_CHECKING:
@@ -48,13 +49,7 @@ def simulate(
     planner: Annotated[str | None, typer.Option(help="Planner, if no plan is given.")] = None,
     verify: Annotated[bool, typer.Option(help="Verify the plan that is made here.")] = True,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
-    colocation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SCHEME|none",
-            help="Plan as serve --colocation does: latency-sensitive and other services on separate GPUs.",
-        ),
-    ] = None,
+    colocation: PlannedScheme = None,
     interference: Annotated[
         str,
         typer.Option(

@@ -14,7 +14,7 @@ import typer
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.cli.fitting import FILE_WIDTH, flowing, to_file
-from cotenant.cli.token_file import TokenFile, shown_token
+from cotenant.cli.shared_options import TokenFile, shown_token
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.units import counted, format_bytes, format_seconds, parse_seconds
 

@@ -1,6 +1,4 @@
-"""`--token FILE`: the bearer token that a command sends. It is read from a file, since other users can see command
-lines.
-"""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
@@ -11,7 +9,31 @@ import typer
 
 from cotenant.core.errors import InputError
 
+SEARCH = "Search"
+
+LogFormat = Annotated[
+    str | None, typer.Option("--log-format", metavar="text|json", help="Format of the log: text or JSON lines.")
+]
+LogLevel = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="LEVEL", help="Lowest level that is logged: debug, info, warning, error."),
+]
+# a token is read from a file, since other users can see command lines
 TokenFile = Annotated[Path | None, typer.Option("--token", metavar="FILE", help="File with the bearer token to send.")]
+Tolerance = Annotated[
+    str,
+    typer.Option(
+        help="End the search when the largest factor met and the smallest one missed differ by less than this.",
+        rich_help_panel=SEARCH,
+    ),
+]
+PlannedScheme = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SCHEME|none",
+        help="Plan as serve --colocation does: latency-sensitive and other services on separate GPUs.",
+    ),
+]
 
 
 def shown_token(path: Path | None) -> str | None:
