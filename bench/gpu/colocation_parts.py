@@ -17,6 +17,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.bench.colocation_rig import Rig
 from cotenant.bench.kernel_profile import measure as profile_kernels
 from cotenant.bench.networks import resnet50
@@ -77,6 +80,14 @@ def l2_window(found: Found) -> None:
             tried["error"] = repr(error)[-600:]
 
 
+def mps_environment(rig: Rig) -> dict[str, str]:
+    """Return the environment with which a program that this module starts runs concurrently with the rig's programs."""
+    client = ControlClient(rig.bench.folder)
+    rig.bench.clients.append(client)
+    spec = TenantSpec(f"own-{len(rig.bench.clients)}", mechanism=rig.mechanism)
+    return dict(register(client, Launch(rig.bench.folder, spec, ["own"]))["environment"])
+
+
 def l2_under_mps(found: Found, percent: str) -> None:
     """Set the limit of persisting L2 lines. Clients of MPS cannot set it; only the server's environment can."""
     if percent:
@@ -87,7 +98,7 @@ def l2_under_mps(found: Found, percent: str) -> None:
             try:
                 hog = rig.be_native("mover").wait_ready()
                 hog.ask("load add64", 60)
-                pipes = {k: v for k, v in rig.mps_environment().items() if k.startswith("CUDA_MPS")}
+                pipes = {k: v for k, v in mps_environment(rig).items() if k.startswith("CUDA_MPS")}
                 for beside in (False, True):
                     if beside:
                         hog.tell("run 30")

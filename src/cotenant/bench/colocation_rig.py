@@ -12,7 +12,6 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
-from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.bench.driver import LIBRARY_VARIABLE
 from cotenant.bench.harness import Bench, Program
 from cotenant.bench.overhead import core_of_its_own
@@ -92,13 +91,6 @@ class Rig:
     def tenant(self, spec: TenantSpec, arguments: list[str]) -> Program:
         """Start any module as a tenant under the shim."""
         return self.bench.tenant(spec.name, spec, core=self.core, program=arguments)
-
-    def mps_environment(self) -> dict[str, str]:
-        """Return the environment with which a program that the caller starts runs concurrently with the others."""
-        client = ControlClient(self.bench.folder)
-        self.bench.clients.append(client)
-        spec = TenantSpec(f"own-{len(self.bench.clients)}", mechanism=self.mechanism)
-        return dict(register(client, Launch(self.bench.folder, spec, ["own"]))["environment"])
 
     def scheme(self, name: str, **changes: Any) -> dict[str, Any]:
         """Apply a co-location scheme to the GPU. Returns the agent's answer."""

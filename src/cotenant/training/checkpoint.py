@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import WorkError
-from cotenant.training.contract import read_json
+from cotenant.training.contract import read_json, sync_folder
 
 MANIFEST = "manifest.json"
 
@@ -120,7 +120,7 @@ class CheckpointStore:
                 os.fsync(file.fileno())
                 size = file.tell()
             part.replace(path)
-            _sync(folder)
+            sync_folder(folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -141,9 +141,9 @@ class CheckpointStore:
             json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
-        _sync(self.folder)  # the folder of the step must be on disk before the manifest refers to it
+        sync_folder(self.folder)  # the folder of the step must be on disk before the manifest refers to it
         part.replace(self.folder / MANIFEST)
-        _sync(self.folder)
+        sync_folder(self.folder)
         kept = {content["folder"], (previous or {}).get("folder")}
         for old in self.folder.glob("step-*"):
             if old.name not in kept:
@@ -178,14 +178,6 @@ def _read(folder: Path, rank: int) -> dict[str, Any]:
     # this file, so it is trusted
     loaded: dict[str, Any] = torch.load(folder / f"rank-{rank}.pt", map_location="cpu", weights_only=False)
     return loaded
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _whole(value: object) -> int | None:

@@ -101,14 +101,14 @@ def write_json(path: Path, content: Mapping[str, Any], *, sync: bool = False) ->
                 os.fsync(file.fileno())
         part.replace(path)
         if sync:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Sync a folder to disk, so that a crash of the machine does not undo a rename in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -57,10 +57,6 @@ class Events:
     def __len__(self) -> int:
         return len(self.time_s)
 
-    def take(self, rows: NDArray[Any]) -> Events:
-        """Return the events of the given rows (indices or a mask), in that order."""
-        return Events(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
-
 
 @dataclass
 class Record:
