@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -65,3 +67,12 @@ def throttled() -> int:
                 if line.startswith("throttled_time"):
                     return int(line.split()[1]) // 1000
     return -1
+
+
+def card_gib() -> float | None:
+    """Memory in use on the GPU; None where nvidia-smi does not say it."""
+    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    asked += ["-i", os.environ.get("CUDA_VISIBLE_DEVICES", "0")]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        return round(float(subprocess.run(asked, capture_output=True, check=True, timeout=20).stdout) / 1024, 1)
+    return None

@@ -54,6 +54,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from card_watch import card_gib
 from many_trace import HOTTEST_RPS, SKEW, Kind, Request, bursts, draw, shortened, together
 from models_pair import end, listed
 from stream_client import Answer, Client, middle
@@ -164,15 +165,6 @@ def status(port: int) -> dict[str, dict[str, Any]]:
     """The server's rows about its models."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/cotenant/status", timeout=60) as got:
         return {row["name"]: row for row in json.loads(got.read())["models"]}
-
-
-def card_gib() -> float | None:
-    """Memory in use on the GPU; None where nvidia-smi does not say it."""
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    asked += ["-i", os.environ.get("CUDA_VISIBLE_DEVICES", "0")]
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        return round(float(subprocess.run(asked, capture_output=True, check=True, timeout=20).stdout) / 1024, 1)
-    return None
 
 
 # ---- measuring ----

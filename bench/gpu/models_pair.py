@@ -26,6 +26,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,11 @@ START_S = 25.0  # time that is reserved for the start of each pair
 READY_WITHIN_S = 120.0
 SLICES = "slices" if DEVICE == "soft" else "auto"  # what `auto` means on an NVIDIA GPU
 SHORTEST_S, LONGEST_S = 3.0, 14.0
+Engine = Callable[[str, str], list[str]]  # command line of a model's engine, from name and port
 
 
 def engine(name: str, port: str) -> list[str]:
-    """Command line of a model's engine."""
+    """Command line of small_llm.py or, on the software GPU, of `cotenant timed-llm`."""
     if DEVICE == "soft":
         words = ["-m", "cotenant.cli.main", "timed-llm", "--model", name, "--device", "cuda", "--memory", "64MiB"]
         return [sys.executable, *words, "--port", port]
@@ -82,7 +84,9 @@ async def load(folder: Path, ports: dict[str, int], count: int, seconds: float) 
 
 
 @contextlib.contextmanager
-def plain(names: tuple[str, ...], folder: Path, environment: dict[str, str]) -> Iterator[dict[str, int]]:
+def plain(
+    names: tuple[str, ...], folder: Path, environment: dict[str, str], engine: Engine = engine
+) -> Iterator[dict[str, int]]:
     """Run the models as ordinary processes; yields their ports."""
     import socket
 
@@ -94,10 +98,11 @@ def plain(names: tuple[str, ...], folder: Path, environment: dict[str, str]) -> 
                 free.bind(("127.0.0.1", 0))
                 ports[name] = free.getsockname()[1]
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
+            command = engine(name, str(ports[name]))
             process = subprocess.Popen(
-                engine(name, str(ports[name])), stdout=log, stderr=log, env=os.environ | environment
+                command, stdout=log, stderr=log, env=os.environ | environment, start_new_session=True
             )
-            stack.callback(end, process)
+            stack.callback(end, process, group=True)
             running.append((process, name))
         for process, name in running:
             deadline = time.monotonic() + READY_WITHIN_S
@@ -114,13 +119,17 @@ def listed(port: int) -> bool:
     return False
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], group: bool = False) -> None:
+    """End a process, and with `group` what it has left of its process group."""
     process.terminate()
     try:
         process.wait(20)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    if group:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -132,16 +141,16 @@ def mps(folder: Path) -> Iterator[dict[str, str]]:
         Path(path).mkdir(exist_ok=True)
     subprocess.run([control, "-d"], env=os.environ | own, check=True)
     try:
-        yield own | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+        yield own | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "CUDA_VISIBLE_DEVICES": "0"}  # the daemon's first GPU
     finally:
         subprocess.run([control], input=b"quit\n", env=os.environ | own, check=False)
 
 
 @contextlib.contextmanager
-def cotenant(folder: Path, mechanism: str) -> Iterator[tuple[dict[str, int], str]]:
+def cotenant(folder: Path, mechanism: str, engine: Engine = engine) -> Iterator[tuple[dict[str, int], str]]:
     """Run both models behind `cotenant serve`; yields the ports, and the agent's folder."""
     rows = [
-        {"name": name, "command": subprocess.list2cmdline(engine(name, "{port}")), "memory": MEMORY, "keep": 1}
+        {"name": name, "command": shlex.join(engine(name, "{port}")), "memory": MEMORY, "keep": 1}
         for name in NAMES
     ]
     gpus = {"model": DEVICE, "memory": "4GiB"} if REHEARSAL else {}
@@ -175,18 +184,18 @@ def cotenant(folder: Path, mechanism: str) -> Iterator[tuple[dict[str, int], str
 
 
 @contextlib.contextmanager
-def models(way: str, folder: Path) -> Iterator[tuple[dict[str, int], str, dict[str, str]]]:
+def models(way: str, folder: Path, engine: Engine = engine) -> Iterator[tuple[dict[str, int], str, dict[str, str]]]:
     """Run the models of a step; yields ports, the agent's folder, and the environment of a further program."""
     with contextlib.ExitStack() as stack:
         environment: dict[str, str] = {}
         if way.startswith("cotenant"):
             mechanism = "mps" if way == "cotenant_mps" else SLICES
-            ports, agent = stack.enter_context(cotenant(folder, mechanism))
+            ports, agent = stack.enter_context(cotenant(folder, mechanism, engine))
             yield ports, agent, environment
             return
         if way == "mps":
             environment = stack.enter_context(mps(folder))
-        ports = stack.enter_context(plain(NAMES[:1] if way == "alone" else NAMES, folder, environment))
+        ports = stack.enter_context(plain(NAMES[:1] if way == "alone" else NAMES, folder, environment, engine))
         yield ports, "", environment
 
 
@@ -324,47 +333,62 @@ def over(value: float | None, base: float | None) -> float | None:
     return round(value / base, 3) if value and base else None
 
 
+def loads(
+    step: str, alone: dict[int, dict[str, Any]], until_s: float, later: int, engine: Engine = engine,
+    counts: tuple[int, ...] = LOADS, start_s: float = START_S,
+) -> Generator[dict[str, Any], None, None]:
+    """Run the models of a step, and yield a row per number of requests in flight, relative to those of the step alone.
+    All loads take equal parts of the time until `until_s` in which no engine starts; `later`: the steps to come.
+    """
+    folder, begun = Path(tempfile.mkdtemp(prefix="pair-")), time.monotonic()
+    with models(step, folder, engine) as (ports, _, _):
+        yield {"step": step, "ready_s": round(time.monotonic() - begun, 2)}
+        asyncio.run(load(folder, ports, 2, 2.0))  # a first load without measurement
+        for i, count in enumerate(counts):
+            left_s = until_s - time.monotonic()
+            seconds = (left_s - start_s * later) / (len(counts) * (later + 1) - i) - 0.5
+            if left_s < SHORTEST_S:
+                raise SystemExit("no time left")
+            row = asyncio.run(load(folder, ports, count, min(LONGEST_S, max(SHORTEST_S, seconds))))
+            if step == "alone":
+                alone[count] = row
+            elif base := alone.get(count):
+                row["of_two_alone"] = over(row["tokens_per_s"], 2 * base["tokens_per_s"])
+                row["ttft_over_alone"] = over(row["ttft_ms"], base["ttft_ms"])
+                row["tpot_over_alone"] = over(row["tpot_ms"], base["tpot_ms"])
+            yield {"step": step, "in_flight": count} | row
+
+
+def say(out: Path, row: dict[str, Any]) -> None:
+    """Print a row, and append it to a file."""
+    print(json.dumps(row), flush=True)
+    with out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 def main() -> None:
     """Run the steps, and write a line per row."""
     out = Path(sys.argv[1])
     steps = (sys.argv[2] if len(sys.argv) > 2 else "alone,cotenant,cotenant_mps,mps,time").split(",")
     until_s = time.monotonic() + (float(sys.argv[3]) if len(sys.argv) > 3 else 270.0)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no step's fault, so it ends all steps
     if REHEARSAL:
         os.environ.pop("CUDA_VISIBLE_DEVICES")
     alone: dict[int, dict[str, Any]] = {}
     out.write_text("")
-
-    def say(row: dict[str, Any]) -> None:
-        print(json.dumps(row), flush=True)
-        with out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
     for number, step in enumerate(steps):
-        folder = Path(tempfile.mkdtemp(prefix="pair-"))
-        left_s = (until_s - time.monotonic()) / (len(steps) - number)
+        later = len(steps) - number - 1
         try:
             if step.startswith("train_"):
-                say({"step": step} | beside_training(step.removeprefix("train_"), folder, left_s))
+                folder = Path(tempfile.mkdtemp(prefix="pair-"))
+                left_s = (until_s - time.monotonic()) / (later + 1)
+                say(out, {"step": step} | beside_training(step.removeprefix("train_"), folder, left_s))
                 continue
-            with models(step, folder) as (ports, _, _):
-                asyncio.run(load(folder, ports, 2, 2.0))  # a first load without measurement
-                for i, count in enumerate(LOADS):
-                    later = len(steps) - number - 1
-                    cells = len(LOADS) - i + len(LOADS) * later
-                    seconds = (until_s - time.monotonic() - START_S * later) / cells - 0.5
-                    if until_s - time.monotonic() < SHORTEST_S:
-                        raise SystemExit("no time left")
-                    row = asyncio.run(load(folder, ports, count, min(LONGEST_S, max(SHORTEST_S, seconds))))
-                    if step == "alone":
-                        alone[count] = row
-                    elif base := alone.get(count):
-                        row["of_two_alone"] = over(row["tokens_per_s"], 2 * base["tokens_per_s"])
-                        row["ttft_over_alone"] = over(row["ttft_ms"], base["ttft_ms"])
-                        row["tpot_over_alone"] = over(row["tpot_ms"], base["tpot_ms"])
-                    say({"step": step, "in_flight": count} | row)
+            with contextlib.closing(loads(step, alone, until_s, later)) as rows:
+                for row in rows:
+                    say(out, row)
         except (SystemExit, OSError, subprocess.SubprocessError) as error:
-            say({"step": step, "fault": str(error)})
+            say(out, {"step": step, "fault": str(error)})
 
 
 if __name__ == "__main__":

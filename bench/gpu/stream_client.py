@@ -1,5 +1,5 @@
 """A client of streamed answers for models_pair.py and models_many.py, by asyncio's streams alone: `prompt` words to
-`output` tokens.
+`output` tokens. Each word of an answer counts as a token.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import random
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+WORDS = 100_000  # prompts consist of the numbers below this, in digits
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Client:
 
     async def ask(self, name: str, prompt: int, output: int) -> None:
         """Send one streamed request on a connection of its own."""
-        words = " ".join(str(random.getrandbits(30)) for _ in range(prompt))
+        words = " ".join(str(random.randrange(WORDS)) for _ in range(prompt))
         body = {
             "model": name, "messages": [{"role": "user", "content": words}], "max_tokens": output, "stream": True,
             "temperature": 0.0,
@@ -59,8 +61,8 @@ class Client:
                     event = json.loads(line[6:])
                     answer.models |= {event["model"]} if "model" in event else set()
                     choices = event.get("choices") or [{}]
-                    if choices[0].get("delta", {}).get("content"):
-                        answer.stamps.append(time.monotonic())
+                    if text := choices[0].get("delta", {}).get("content"):  # an event may have several tokens
+                        answer.stamps += [time.monotonic()] * max(1, len(text.split()))
             self.faults.append(f"{name}: {status.decode().strip()}, after {len(answer.stamps)} tokens")
         except OSError as error:
             self.faults.append(f"{name}: {error}")
