@@ -15,12 +15,16 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import vllm_engine
 
 DEVICE = os.environ.get("CUDA_VISIBLE_DEVICES")
 if DEVICE in ("soft", "cpu"):
@@ -33,8 +37,7 @@ SHAPE = {
 COMMANDS = {
     "transformers": "transformers serve {model} --port {{port}} --device cuda:0",
     "cpu": "transformers serve {model} --port {{port}} --device cpu",
-    "vllm": "python -m vllm.entrypoints.openai.api_server --model {model} --port {{port}}"
-    " --gpu-memory-utilization 0.22",
+    "vllm": shlex.join(vllm_engine.command("{model}", "{name}", "{{port}}", "4G", "--load-format", "dummy")),
     "small": f"{sys.executable} {Path(__file__).parent}/small_llm.py --name {{name}} --shape 8b --port {{{{port}}}}",
     "soft": f"{sys.executable} -m cotenant.cli.main timed-llm --model {{name}} --port {{{{port}}}} --device cuda"
     " --memory 48MiB --speed 10",
@@ -46,7 +49,9 @@ def models_file(folder: Path, engine: str) -> Path:
     rows = []
     for seed, name in enumerate(NAMES):
         model = folder / name
-        if engine not in ("soft", "small"):
+        if engine == "vllm":
+            vllm_engine.model(model, "8b")
+        elif engine not in ("soft", "small"):
             from tiny_llm import make
 
             make(model, seed, **({} if engine == "cpu" else SHAPE))
@@ -90,15 +95,10 @@ def rows_of(port: int) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in found}
 
 
-def main() -> None:
-    """Send requests to the models in turn, and write one row per round."""
-    out, engine = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "transformers"
-    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-    engine = DEVICE if DEVICE in ("soft", "cpu") else engine
-    folder = Path(tempfile.mkdtemp(prefix="models-switch-"))
+def turns(folder: Path, engine: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """Run the server, send requests to the models in turn, and yield a row per request."""
     command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(models_file(folder, engine)), "--json"]
     log = folder / "serve.log"
-    found: list[dict[str, Any]] = []
     answers: dict[str, str] = {}
     environment = os.environ | {"COTENANT_DIR": str(folder / "agent")}
     with (
@@ -111,7 +111,7 @@ def main() -> None:
         try:
             first = server.stdout.readline()
             if not first:
-                raise SystemExit(f"the door did not start: {log.read_text()[-2000:]}")
+                raise SystemExit(f"the server did not start: {log.read_text()[-2000:]}")
             port = int(json.loads(first)["http"].rpartition(":")[2])
             for number in range(rounds + 1):
                 for name in NAMES:
@@ -124,13 +124,23 @@ def main() -> None:
                         for of, kind in ((other, "evict"), (name, "bring"), (name, "start"))
                     }
                     same = answers.setdefault(name, text) == text
-                    found.append({"round": number, "model": name, "first_token_s": first_s, "identical": same} | took)
-                    out.write_text(json.dumps({"engine": engine, "rounds": found, "fault": ""}, indent=1))
-                    print(json.dumps(found[-1]), flush=True)
+                    yield {"round": number, "model": name, "first_token_s": first_s, "identical": same} | took
                     time.sleep(1.0)
         finally:
             server.terminate()
             server.wait(60)
+
+
+def main() -> None:
+    """Write one row per request."""
+    out, engine = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "transformers"
+    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+    engine = DEVICE if DEVICE in ("soft", "cpu") else engine
+    found: list[dict[str, Any]] = []
+    for row in turns(Path(tempfile.mkdtemp(prefix="models-switch-")), engine, rounds):
+        found.append(row)
+        out.write_text(json.dumps({"engine": engine, "rounds": found, "fault": ""}, indent=1))
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
