@@ -10,36 +10,23 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from cotenant.policy.elastic.tesserae import in_order
+from cotenant.policy.elastic.tesserae import PairingPolicy, in_order
 from cotenant.policy.elastic.view import NONE, Decision, Ints, View, rigid
 
 
 @dataclass
-class Gandiva:
+class Gandiva(PairingPolicy):
     """The Gandiva policy: jobs take turns in the order of their run time, and pairs of jobs share a GPU."""
-
-    decisions: int = 0
-    pairs: int = 0
 
     def decide(self, view: View) -> Decision:
         """Decide which jobs have GPUs of their own, and which pairs share one."""
         choices = rigid(view)
         order = np.lexsort((np.arange(len(view)), view.received_s.sum(axis=1), -view.priority))
         config = in_order(view, choices, order)
-        host = first_gains(view, choices, config, order)
-        guests = np.flatnonzero(host != NONE)
-        config[guests] = choices[guests, view.options.gpu[config[host[guests]]]]
-        self.decisions += 1
-        self.pairs += len(guests)
-        return Decision(config, host)
-
-    def summary(self) -> dict[str, Any]:
-        """Return the number of decisions, and the number of pairs in all of them."""
-        return {"solves": self.decisions, "reused": 0, "timed_out": 0, "worst_gap": 0.0, "pairs": self.pairs}
+        return self.paired(view, choices, config, first_gains(view, choices, config, order))
 
 
 def first_gains(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:

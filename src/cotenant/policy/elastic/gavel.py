@@ -9,11 +9,10 @@ model.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
+from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, Floats, Ints, View, rigid
 from cotenant.policy.solver import compressed, solve_milp
 
 # weight, in the objective, of the mean throughput over all jobs; without this term, GPUs that do not help the worst job
@@ -25,7 +24,7 @@ RESET_S = 1000.0  # the times that jobs have spent on models are reset at most t
 
 
 @dataclass
-class Gavel:
+class Gavel(ElasticPolicy):
     """The Gavel policy with one of its objectives: `fairness` maximises the smallest normalised throughput, `makespan`
     minimises the time at which the last job ends, `cost` maximises work per price, and `agnostic` is fairness that
     treats all GPU models as equal, the paper's baseline.
@@ -35,7 +34,6 @@ class Gavel:
     known: dict[tuple[bytes, ...], Floats] = field(default_factory=dict, repr=False)
     # job -> (age of the job, time that it had run on each model) when these times were last reset
     since: dict[int, tuple[float, Floats]] = field(default_factory=dict, repr=False)
-    solves: int = 0
 
     def decide(self, view: View) -> Decision:
         """Decide which jobs run on which GPU model in the next round."""
@@ -44,8 +42,7 @@ class Gavel:
         return Decision(serve_round(view, choices, shares, self._spent(view)))
 
     def _spent(self, view: View) -> Floats:
-        """Return [J, G]: for each job, the fraction of the time since the last reset that it spent on each GPU model.
-        """
+        """Return [J, G]: for each job, the fraction of the time since the last reset that it spent on each GPU model."""
         jobs = view.job.tolist()
         old = [self.since.get(job) for job in jobs]
         counted = np.array([age if then is None else age - then[0] for age, then in zip(view.age_s, old, strict=True)])
@@ -55,10 +52,6 @@ class Gavel:
             return np.zeros_like(view.received_s)
         before = np.array([np.zeros(view.received_s.shape[1]) if then is None else then[1] for then in old])
         return np.asarray((view.received_s - before) / np.maximum(counted, 1e-9)[:, None])
-
-    def summary(self) -> dict[str, Any]:
-        """Return the number of linear programs that were solved; each was solved to optimality."""
-        return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
 
     def _shares(self, view: View, choices: Ints) -> Floats:
         """Return X[J, G], the fraction of its time that each job should spend on each GPU model."""

@@ -8,24 +8,21 @@ speedup depends on their number alone, and a dynamic program finds the best numb
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from cotenant.core.errors import InputError
 from cotenant.policy.elastic.sia import allowed, restart_factor
-from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
+from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, Floats, Ints, View
 
 POWER = -1.0  # exponent p of the paper's fitness function, the power mean of the speedups
 WAITING = 1e4  # cost of a waiting job in the sum of speedup^p over jobs; it exceeds the sum over all running jobs
 
 
 @dataclass
-class Pollux:
+class Pollux(ElasticPolicy):
     """The Pollux policy: finds the numbers of GPUs with the least possible sum over jobs of 1 / speedup (see
     `costs`); WAITING stands for a job without GPUs."""
-
-    solves: int = 0
 
     def decide(self, view: View) -> Decision:
         """Decide the number of GPUs of each job. Raises InputError if the cluster has several GPU models."""
@@ -34,10 +31,6 @@ class Pollux:
             raise InputError(what, field="cluster")
         self.solves += 1
         return Decision(best_counts(costs(view), view.options.count, int(view.options.capacity[0])))
-
-    def summary(self) -> dict[str, Any]:
-        """Return the number of decisions; all of them were optimal."""
-        return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
 
 
 def costs(view: View) -> Floats:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
+from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, Floats, Ints, View
 from cotenant.policy.solver import solve_milp
 
 POWER = -0.5  # exponent p of the paper; it is below 0, so the slowest jobs count most
@@ -55,14 +55,13 @@ def restart_factor(view: View) -> Floats:
 
 
 @dataclass
-class Sia:
+class Sia(ElasticPolicy):
     """The Sia policy. `exact`: solve the mixed-integer program, with the time limit `limit_s` for each decision;
     otherwise use prices only.
     """
 
     exact: bool = True
     limit_s: float = 1.0
-    solves: int = 0
     timed_out: int = 0
     worst_gap: float = 0.0
 
@@ -83,9 +82,8 @@ class Sia:
         return Decision(config)
 
     def summary(self) -> dict[str, Any]:
-        """Return the number of decisions, the number of timeouts, and the largest relative distance from the optimum.
-        """
-        return {"solves": self.solves, "reused": 0, "timed_out": self.timed_out, "worst_gap": self.worst_gap}
+        """Return also the number of timeouts and the largest relative distance from the optimum."""
+        return super().summary() | {"timed_out": self.timed_out, "worst_gap": self.worst_gap}
 
 
 def worth(value: Floats, config: Ints) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
+from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, Floats, Ints, View, rigid
 
 HORIZON = 12  # number of future rounds for which the guaranteed jobs' demand is predicted
 MEMORY = 2016  # number of past rounds whose demand is stored; with rounds of 5 minutes, this is a week
@@ -21,7 +21,7 @@ QUANTILE = 0.9
 
 
 @dataclass
-class Spot:
+class Spot(ElasticPolicy):
     """The policy for spot and guaranteed jobs. `predicts`: GPUs are reserved for predicted guaranteed jobs; otherwise
     spot jobs may take all.
 

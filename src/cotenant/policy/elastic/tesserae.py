@@ -11,19 +11,36 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
+from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, Floats, Ints, View, rigid
 from cotenant.policy.solver import compressed, solve_milp
 
 QUEUE_GPU_S = 3600.0  # a job moves to the second queue when it has attained this many GPU-seconds (Tiresias, NSDI'19)
 
 
+@dataclass(kw_only=True)
+class PairingPolicy(ElasticPolicy):
+    """An elastic policy under which two jobs may share a GPU. `pairs`: number of pairs in all decisions."""
+
+    pairs: int = 0
+
+    def paired(self, view: View, choices: Ints, config: Ints, host: Ints) -> Decision:
+        """Return the decision that each job with a host joins it on its GPU."""
+        guests = np.flatnonzero(host != NONE)
+        config[guests] = choices[guests, view.options.gpu[config[host[guests]]]]
+        self.solves += 1
+        self.pairs += len(guests)
+        return Decision(config, host)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the number of decisions about pairs, all optimal, and the number of pairs in all of them."""
+        return super().summary() | {"pairs": self.pairs}
+
+
 @dataclass
-class Tesserae:
+class Tesserae(PairingPolicy):
     """The Tesserae policy. `packs`: two jobs may share a GPU."""
 
     packs: bool = True
-    solves: int = 0
-    pairs: int = 0
 
     def decide(self, view: View) -> Decision:
         """Decide which jobs have GPUs of their own, and which pairs share one."""
@@ -32,16 +49,7 @@ class Tesserae:
         config = in_order(view, choices, order)
         if not self.packs:
             return Decision(config)
-        host = pack(view, choices, config, order)
-        guests = np.flatnonzero(host != NONE)
-        config[guests] = choices[guests, view.options.gpu[config[host[guests]]]]
-        self.solves += 1
-        self.pairs += len(guests)
-        return Decision(config, host)
-
-    def summary(self) -> dict[str, Any]:
-        """Return the number of matchings, all optimal, and the number of pairs in all of them."""
-        return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0, "pairs": self.pairs}
+        return self.paired(view, choices, config, pack(view, choices, config, order))
 
 
 def by_attained_service(view: View) -> Ints:
