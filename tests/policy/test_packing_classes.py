@@ -13,7 +13,7 @@ from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
 from cotenant.policy.serving.packing.check import problems
 from cotenant.policy.serving.packing.planners import Packer
-from cotenant.policy.serving.packing.replan import replan
+from cotenant.policy.serving.packing.replan import renamed
 from cotenant.policy.serving.packing.specs import KEPT_APART, PLANNERS
 from cotenant.policy.serving.packing.tables import Gpus
 from cotenant.profiles.serving.latency_files import load_profile
@@ -73,7 +73,7 @@ def test_a_replan_takes_a_shared_gpulet_apart(
     """The plan in force may mix (made without a scheme, or by hand); the next one does not."""
     old = packer(planner, best_effort, 3, apart=False).plan(before)
     p = packer(planner, best_effort, 3)
-    new, _ = replan(p, old, after)
+    new = renamed(p.plan(after, start=old), old, p.gpus)
     assert mixed(new, best_effort) == []
     wanted = [replace(s, rate_rps=r) for s, r in zip(p.services, after, strict=True)]
     assert problems(new, wanted, p.gpus) == []

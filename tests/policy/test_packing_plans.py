@@ -15,7 +15,7 @@ from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
 from cotenant.policy.serving.packing.check import problems
 from cotenant.policy.serving.packing.exact import rate_factor
 from cotenant.policy.serving.packing.planners import Packer
-from cotenant.policy.serving.packing.replan import disruption, fewest_gpus, moves, replan
+from cotenant.policy.serving.packing.replan import disruption, fewest_gpus, moves, renamed
 from cotenant.policy.serving.packing.specs import PLANNERS, find_planner
 from cotenant.policy.serving.packing.tables import Gpus
 from cotenant.profiles.serving.latency import Interference, ModelProfile, Partition, ServingProfile
@@ -200,14 +200,14 @@ def test_fewest_gpus_is_enough_and_not_more() -> None:
 def test_replanning_moves_little() -> None:
     p = packer("gpulet-interference", 0, 4)
     old = p.plan([100.0, 100.0, 100.0])
-    same, steps = replan(p, old, [98.0, 101.0, 99.0])
+    same = renamed(p.plan([98.0, 101.0, 99.0], start=old), old, p.gpus)
     assert same.feasible
-    assert disruption(steps) == 0
-    more, steps = replan(p, old, [100.0, 250.0, 100.0])
+    assert disruption(moves(old, same)) == 0
+    more = renamed(p.plan([100.0, 250.0, 100.0], start=old), old, p.gpus)
     assert more.feasible
     wanted = [replace(s, rate_rps=r) for s, r in zip(p.services, (100.0, 250.0, 100.0), strict=True)]
     assert problems(more, wanted, p.gpus) == []
-    assert 0 < disruption(steps) <= 4
+    assert 0 < disruption(moves(old, more)) <= 4
     kept = {(g.gpu, g.partition, g.seats[0].service) for g in old.gpulets}
     assert kept <= {(g.gpu, g.partition, g.seats[0].service) for g in more.gpulets}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.core.errors import InputError
 from cotenant.workloads.requests.arrivals import MAX_REQUESTS, Arrivals, draw, fit_to
-from cotenant.workloads.requests.readers import disb_clients, read_requests
+from cotenant.workloads.requests.readers import disb_client, read_requests
 
 MAX_CLIENTS = 100_000
 
@@ -69,7 +69,10 @@ def build_schedule(
     for s, service in enumerate(services):
         process, rates = service.arrivals, service.rates_rps
         if process.kind == "trace" and process.format == "disb":
-            process, rates = _disb(service, as_recorded)
+            client = disb_client(process.path, service.name)
+            process = client.arrivals
+            if as_recorded or not rates:
+                rates = (client.rate_rps,)
         if process.kind == "closed":
             clients += [s] * process.clients
             continue
@@ -115,21 +118,6 @@ def _drawn(
             parts.append(start + draw(process, rate, length, rng))
         start, n = start + step_s, n + 1
     return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _disb(service: LoadService, as_recorded: bool) -> tuple[Arrivals, tuple[float, ...]]:
-    """Return the arrivals and rates of a service from a DISB file: those of the first client whose name or model is the
-    service's name. The rates are the service's own if it has any and `as_recorded` is False.
-    """
-    found = disb_clients(service.arrivals.path)
-    for client in found:
-        if service.name in (client.name, client.model):
-            recorded = as_recorded or not service.rates_rps
-            return client.arrivals, ((client.rate_rps,) if recorded else service.rates_rps)
-    names = ", ".join(c.name for c in found)
-    raise InputError(
-        f"no client for service {service.name}; the file has {names}", file=service.arrivals.path, field="arrivals"
-    )
 
 
 def parse_service(text: str, arrivals: Arrivals) -> LoadService:

@@ -42,7 +42,8 @@ class Gavel(ElasticPolicy):
         return Decision(serve_round(view, choices, shares, self._spent(view)))
 
     def _spent(self, view: View) -> Floats:
-        """Return [J, G]: for each job, the fraction of the time since the last reset that it spent on each GPU model."""
+        """Return [J, G]: for each job, the fraction of the time since the last reset that it spent on each GPU model.
+        """
         jobs = view.job.tolist()
         old = [self.since.get(job) for job in jobs]
         counted = np.array([age if then is None else age - then[0] for age, then in zip(view.age_s, old, strict=True)])

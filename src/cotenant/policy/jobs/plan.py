@@ -17,15 +17,7 @@ from cotenant.policy.jobs.rounds import decide_ordered, gang_prefix, make_scratc
 from cotenant.profiles.training.tables import Profiles
 
 
-def plan_jobs(
-    snapshot: Snapshot,
-    now_s: float,
-    policy: JobPolicy,
-    profiles: Profiles,
-    *,
-    two_speed: bool = False,
-    default_profile: str | None = None,
-) -> Plan:
+def plan_jobs(snapshot: Snapshot, now_s: float, policy: JobPolicy, profiles: Profiles) -> Plan:
     """Decide which jobs run from `now_s` on (seconds, on the clock of the jobs' arrivals), and their nodes, CPU and
     memory.
 
@@ -35,10 +27,8 @@ def plan_jobs(
         snapshot.jobs,
         profiles,
         snapshot.cluster,
-        two_speed=two_speed,
         proportional_keys=policy.allotment == "proportional",
         grid=policy.allotment == "optimal",
-        default_profile=default_profile,
     )
     n = len(snapshot.jobs)
     jobs = _job_array(snapshot, work)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from cotenant.core.errors import InputError
 from cotenant.profiles.llm.profile import Step, StepTimes
 
@@ -78,39 +80,17 @@ def _nonnegative(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> 
     """Return the least-squares solution of relative errors with coefficients of at least 0: the best solution over all
     subsets of columns that has no negative coefficient.
     """
-    width = len(rows[0])
-    scaled = [[x / v for x in row] for row, v in zip(rows, values, strict=True)]
-    best, best_error = [0.0] * width, float(len(rows))
+    scaled = np.array(rows) / np.array(values)[:, None]
+    width = scaled.shape[1]
+    best, best_error = np.zeros(width), float(len(rows))
     for columns in itertools.chain.from_iterable(itertools.combinations(range(width), n) for n in range(1, width + 1)):
-        found = _solve([[row[c] for c in columns] for row in scaled])
-        if found is None or min(found) < 0:
+        part = scaled[:, columns]
+        scale = np.maximum(part.max(axis=0), 1e-300)
+        found, _, rank, _ = np.linalg.lstsq(part / scale, np.ones(len(part)), rcond=1e-6)
+        if rank < len(columns) or found.min() < 0:
             continue
-        error = sum((sum(x * row[c] for x, c in zip(found, columns, strict=True)) - 1) ** 2 for row in scaled)
+        error = float(((part @ (found / scale) - 1) ** 2).sum())
         if error < best_error - 1e-12:
-            best_error = error
-            best = [0.0] * width
-            for c, x in zip(columns, found, strict=True):
-                best[c] = x
-    return best
-
-
-def _solve(rows: list[list[float]]) -> list[float] | None:
-    """Return the vector x for which the products of `rows` and x come closest to 1 (least squares), by the normal
-    equations with scaled columns; None if these equations are singular."""
-    size = len(rows[0])
-    scale = [max(abs(row[c]) for row in rows) or 1.0 for c in range(size)]
-    a = [[sum(r[i] * r[j] for r in rows) / (scale[i] * scale[j]) for j in range(size)] for i in range(size)]
-    b = [sum(r[i] for r in rows) / scale[i] for i in range(size)]
-    for i in range(size):
-        pivot = max(range(i, size), key=lambda r: abs(a[r][i]))
-        if abs(a[pivot][i]) < 1e-12:
-            return None
-        a[i], a[pivot], b[i], b[pivot] = a[pivot], a[i], b[pivot], b[i]
-        for r in range(i + 1, size):
-            factor = a[r][i] / a[i][i]
-            a[r] = [x - factor * y for x, y in zip(a[r], a[i], strict=True)]
-            b[r] -= factor * b[i]
-    x = [0.0] * size
-    for i in reversed(range(size)):
-        x[i] = (b[i] - sum(a[i][j] * x[j] for j in range(i + 1, size))) / a[i][i]
-    return [v / s for v, s in zip(x, scale, strict=True)]
+            best_error, best = error, np.zeros(width)
+            best[list(columns)] = found / scale
+    return [float(x) for x in best]

@@ -294,7 +294,7 @@ def _memory(path: Path) -> dict[str, float]:
     return found
 
 
-def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GPU_MB) -> ServingProfile:
+def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti") -> ServingProfile:
     """Read a serving profile from a folder laid out like the data of the public gpulet scheduler. All files but
     latency.csv may be absent.
     """
@@ -331,7 +331,7 @@ def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GP
     return ServingProfile(
         gpu=gpu,
         source=f"{folder.name}/latency.csv",
-        memory_bytes=round(memory_mb * MB),
+        memory_bytes=round(_GPU_MB * MB),
         partitions=tuple(sorted(Partition(float(label[:-1]) / 100, label) for label in labels)),
         models=models,
         interference=inter,

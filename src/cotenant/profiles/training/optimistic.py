@@ -112,7 +112,6 @@ def profile_table(
     gpus: float,
     data: DataSet | None,
     *,
-    family: str = "measured",
     more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of a profile file with one model, as `tables.load_profiles` reads it.
@@ -125,7 +124,7 @@ def profile_table(
     base = int(np.argmin(np.abs(cpus - 3.0)))
     base_s = float(step_s[base, -1])
     entry: dict[str, Any] = {
-        "class": family,
+        "class": "measured",
         "iteration_s": base_s,
         "throughput": np.round(base_s / step_s, 6).tolist(),
     }

@@ -19,7 +19,7 @@ from cotenant.policy.serving.packing.check import neighbours
 from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.sim.serving import kernel
 from cotenant.workloads.requests.arrivals import Arrivals, draw, fit_to
-from cotenant.workloads.requests.readers import Recorded, disb_clients, read_requests
+from cotenant.workloads.requests.readers import Recorded, disb_client, read_requests
 
 if TYPE_CHECKING:
     import polars as pl
@@ -157,7 +157,8 @@ def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for n, (name, model, rate, code) in enumerate(sources):
         process = scenario.arrivals.get(name) or scenario.arrivals.get("") or Arrivals("poisson")
         if process.kind == "trace" and process.format == "disb":
-            process, rate = _disb(process, name, model, rate, scenario)
+            client = disb_client(process.path, name, model)
+            process, rate = client.arrivals, client.rate_rps if scenario.as_recorded else rate
         if process.kind == "closed":
             if code < 0:
                 raise InputError(f"application {name}: only services can have closed-loop clients", field="arrivals")
@@ -178,18 +179,6 @@ def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     all_times, all_what = np.concatenate(times), np.concatenate(what)
     order = np.argsort(all_times, kind="stable")
     return all_times[order], all_what[order], np.array(clients, np.int64)
-
-
-def _disb(process: Arrivals, name: str, model: str, rate: float, scenario: Scenario) -> tuple[Arrivals, float]:
-    """Return the arrivals and the rate of a service whose arrivals come from a file of the benchmark DISB. Such a file
-    describes clients: the first one with the service's name or model is used, with its own rate if `as_recorded`.
-    """
-    clients = disb_clients(process.path)
-    for client in clients:
-        if name in (client.name, client.model) or model == client.model:
-            return client.arrivals, client.rate_rps if scenario.as_recorded else rate
-    names = ", ".join(c.name for c in clients)
-    raise InputError(f"no client for service {name}; the file has {names}", file=process.path, field="arrivals")
 
 
 def _assemble(

@@ -161,13 +161,12 @@ def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) 
 
 @dataclass(frozen=True)
 class DisbClient:
-    """One client of a DISB file. `rate_rps` is 0 for closed-loop clients; priority 0 is the highest."""
+    """One client of a DISB file. `rate_rps` is 0 for closed-loop clients."""
 
     name: str
     model: str
     arrivals: Arrivals
     rate_rps: float
-    priority: int | None
 
 
 def disb_clients(path: str | Path) -> list[DisbClient]:
@@ -194,5 +193,15 @@ def disb_clients(path: str | Path) -> list[DisbClient]:
             rate, process = 0.0, Arrivals("closed", clients=1)
         else:
             raise InputError(f"unknown load type {kind!r}", file=where, field=f"tasks[{i}].load.type")
-        out.append(DisbClient(name, model, process, rate, load.get("priority")))
+        out.append(DisbClient(name, model, process, rate))
     return out
+
+
+def disb_client(path: str | Path, service: str, model: str | None = None) -> DisbClient:
+    """Return the first client of a DISB file with the name or the model `service`, or with the model `model`."""
+    clients = disb_clients(path)
+    for client in clients:
+        if service in (client.name, client.model) or model == client.model:
+            return client
+    names = ", ".join(c.name for c in clients)
+    raise InputError(f"no client for service {service}; the file has {names}", file=path, field="arrivals")

@@ -29,7 +29,7 @@ def stage_name(application: str, stage: str) -> str:
     return f"{application}:{stage}"
 
 
-def stages(app: Application, profile: ServingProfile, rate_rps: float | None = None) -> list[Stage]:
+def stages(app: Application, profile: ServingProfile) -> list[Stage]:
     """Return the stages of an application, each after the stages that it waits for.
 
     The SLO is divided among the stages. A stage's weight is the time that a batch of 32 requests (or the largest
@@ -48,10 +48,9 @@ def stages(app: Application, profile: ServingProfile, rate_rps: float | None = N
     due: dict[str, float] = {}
     for s in order:
         due[s] = budget[s] + max((due[p] for p in app.parents(s)), default=0.0)
-    rate = app.rate_rps if rate_rps is None else rate_rps
     return [
         Stage(
-            Service(stage_name(app.name, s), s, rate, budget[s], app.priority),
+            Service(stage_name(app.name, s), s, app.rate_rps, budget[s], app.priority),
             due[s],
             tuple(stage_name(app.name, c) for c in app.graph.get(s, ())),
             len(app.parents(s)),

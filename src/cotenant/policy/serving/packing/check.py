@@ -45,10 +45,8 @@ def work_ms(profile: ServingProfile, let: Gpulet, beside: Sequence[Gpulet]) -> f
     return sum(profile.effective_ms(s.model, s.batch, let.partition, pressure) for s in let.seats)
 
 
-def problems(plan: ServingPlan, services: Sequence[Service], gpus: Gpus, slack: float = 1.0) -> list[str]:
-    """Return what is wrong with a serving plan, one sentence for each fault; empty if it is valid. `slack` multiplies
-    every SLO.
-    """
+def problems(plan: ServingPlan, services: Sequence[Service], gpus: Gpus) -> list[str]:
+    """Return what is wrong with a serving plan, one sentence for each fault; empty if it is valid."""
     by_name = {s.name: s for s in services}
     by_gpu: dict[int, list[Gpulet]] = defaultdict(list)
     for let in plan.gpulets:
@@ -65,7 +63,7 @@ def problems(plan: ServingPlan, services: Sequence[Service], gpus: Gpus, slack: 
             if work > let.duty_ms * ROUNDING:
                 out.append(f"gpulet {let.name}: {work:.3f} ms of work do not fit in a cycle of {let.duty_ms:.3f} ms")
             for seat in let.seats:
-                limit = by_name[seat.service].slo_ms * slack
+                limit = by_name[seat.service].slo_ms
                 if let.duty_ms + work > limit * ROUNDING:
                     took = let.duty_ms + work
                     out.append(f"{seat.service} on {let.name}: {took:.2f} ms exceed the SLO of {limit:g} ms")

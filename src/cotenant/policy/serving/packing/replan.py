@@ -117,16 +117,6 @@ def disruption(steps: Sequence[Move]) -> int:
     return sum(step.kind != "rebatch" for step in steps)
 
 
-def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tuple[ServingPlan, list[Move]]:
-    """Return a plan for new rates that disturbs running models little. Plans are tried in this order: the old gpulets
-    (parts of GPUs) with new batches; the old gpulets and new ones; a new plan whose GPUs are renumbered to match the
-    old one.
-    """
-    kept = packer.plan(rates_rps, start=old)
-    plan = renamed(kept, old, packer.gpus)
-    return plan, moves(old, plan)
-
-
 class Sizer:
     """Finds the least number of GPUs, taken from the start of a list, that suffices when the rates of the services
     change. It keeps the planners' tables between calls.
