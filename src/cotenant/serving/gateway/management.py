@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
+from cotenant.serving.background import spawn
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.gateway.pages import Decisions
@@ -220,9 +221,7 @@ class Api:
             else:
                 done(None)
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(self._tasks, run())
 
     # ---- plan and statistics ----
 

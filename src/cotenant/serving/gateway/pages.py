@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from cotenant.observability.feed import Feed
 from cotenant.observability.http import MOST_VIEWERS, SECURITY, is_loopback, page
+from cotenant.serving.background import spawn
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.gateway.http1 import Exchange
 
@@ -71,9 +72,7 @@ class Pages:
                 transport.write(event)
             transport.abort()
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._viewers.add(task)
-        task.add_done_callback(self._viewers.discard)
+        spawn(self._viewers, run())
 
     async def close(self) -> None:
         """Disconnect all browsers that show the live page."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from cotenant.core.errors import InputError, NoHostMemoryError, WorkError
 from cotenant.policy.residency import Action, Do, ModelResidency, ModelRow, ModelSettings, Place
+from cotenant.serving.background import spawn
 from cotenant.serving.config.models import ModelEntry, ModelsConfig
 from cotenant.serving.llm.hosts import Host
 from cotenant.serving.llm.keeper import Keeper
@@ -159,9 +160,7 @@ class Dispatch:
     def _begin(self, action: Action) -> None:
         model = self.models[action.model]
         work = {Do.START: self._start, Do.EVICT: self._evict, Do.BRING: self._bring, Do.STOP: self._stop}[action.do]
-        task = asyncio.get_running_loop().create_task(self._carry_out(work(model, action.gpu), model))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(self._tasks, self._carry_out(work(model, action.gpu), model))
 
     async def _carry_out(self, work: Coroutine[Any, Any, None], model: Model) -> None:
         try:
@@ -192,9 +191,7 @@ class Dispatch:
         model.fault = ""
         model.stats.switched("start", took_s)
         self.policy.settled(name, time.monotonic(), took_s)
-        task = asyncio.get_running_loop().create_task(self._watch(model, program))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(self._tasks, self._watch(model, program))
         self._tell(f"{name} is ready after {took_s:.1f} s")
 
     async def _launch(self, model: Model, gpu: int) -> Program:

@@ -15,6 +15,7 @@ from typing import Any
 from cotenant.core.temporary import temporary_folder
 from cotenant.observability.feed import Feed, Row
 from cotenant.observability.http import is_loopback, parse_address
+from cotenant.serving.background import spawn
 from cotenant.serving.config.models import ModelsConfig, check_kept
 from cotenant.serving.config.server import read_tokens, tls_context
 from cotenant.serving.gateway import doors
@@ -111,7 +112,7 @@ class ModelServer:
         )  # fmt: skip
         self.front = HttpFront(routes.handle, self._limits, self._failed)
         closing.callback(self.front.abort)
-        self._spawn(self._seconds())
+        spawn(self._tasks, self._seconds())
         self.dispatch.turn()
         await self._listen(taken["http"])
 
@@ -158,12 +159,7 @@ class ModelServer:
         async def run() -> None:
             x.respond(200, await work)
 
-        self._spawn(run())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(self._tasks, run())
 
     def _failed(self, error: BaseException) -> None:
         LOG.error("unexpected exception in a request", exc_info=error)

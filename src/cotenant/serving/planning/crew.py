@@ -17,6 +17,7 @@ from cotenant.core.units import counted
 from cotenant.policy.serving.dispatch import Dispatcher
 from cotenant.policy.serving.packing.replan import moves
 from cotenant.profiles.serving.latency import ServingProfile
+from cotenant.serving.background import spawn
 from cotenant.serving.config.server import ServingConfig
 from cotenant.serving.dispatch.lets import Let, Loaded
 from cotenant.serving.dispatch.pool import Pool
@@ -177,7 +178,7 @@ class Crew:
             size = f"{counted(len(plan.gpulets), 'gpulet')} on {counted(plan.gpus_used, 'GPU')}"
             self.say(f"a new plan: {size} ({disrupting})")
         for let in gone:
-            self._run(self._retire(let))
+            spawn(self._tasks, self._retire(let))
 
     def _blamed(self, fresh: Sequence[_New], results: Sequence[object]) -> dict[str, str]:
         """Return the services whose models could not be loaded, with reasons. Failures because a GPU has disappeared
@@ -301,7 +302,7 @@ class Crew:
         if self.closing or let.index < 0:
             return
         self.say(f"the worker of {let.spec.name} {why}; starting another one", logging.WARNING)
-        self._run(self._restart(let))
+        spawn(self._tasks, self._restart(let))
 
     async def _restart(self, let: Let) -> None:
         attempt, pause_s, said = 0, BACKOFF_S[0], ""
@@ -372,11 +373,6 @@ class Crew:
         self.pool.abandon_service(service, f"model {service!r} has been unloaded")
 
     # ---- the end ----
-
-    def _run(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def close(self, grace_s: float) -> None:
         """Stop all workers of the server."""

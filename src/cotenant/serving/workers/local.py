@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
+from cotenant.serving.background import spawn
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, Result, UnavailableError, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.arena import Arena, aligned
@@ -214,9 +215,7 @@ class LocalWorker:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._channel.fileno())
         self._channel.close()
-        task = loop.create_task(self._reap())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        spawn(self._background, self._reap())
 
     async def _reap(self) -> None:
         process = self._process

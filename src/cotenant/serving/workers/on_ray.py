@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from cotenant.core.errors import WorkError
 from cotenant.core.extras import require
 from cotenant.core.ray_cluster import RayCluster
+from cotenant.serving.background import spawn
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, UnavailableError, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.local import LOAD_LIMIT_S
@@ -51,7 +52,7 @@ class RayWorker:
 
     def submit(self, job: Job) -> None:
         units = [[Tensor(t.name, t.datatype, t.shape, bytes(t.data)) for t in unit] for unit in job.units]
-        self._spawn(self._run(job, replace(job, units=units)))
+        spawn(self._tasks, self._run(job, replace(job, units=units)))
 
     async def _run(self, job: Job, sent: Job) -> None:
         # the time of submission is set on the node, because clocks of machines differ
@@ -81,15 +82,10 @@ class RayWorker:
                 await asyncio.wait_for(asked, grace_s + SILENT_S)
 
     def kill(self) -> None:
-        self._spawn(self._kill())
+        spawn(self._tasks, self._kill())
 
     async def _kill(self) -> None:
         await self._owner.ask(self.spec.gpu, "kill", self.spec.name)
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class RayWorkers:
