@@ -303,7 +303,9 @@ class OpenAiTransport(HttpTransport):
         if status == 200 and answer.done and self.tokens[index] and not answer.error:
             self.tokens[index] = int(answer.usage.get("completion_tokens") or self.tokens[index])
             self.prompt[index] = int(answer.usage.get("prompt_tokens") or 0)
-            fault = self._fault_of(index, svc) if self.check else None
+            fault = None
+            if self.check:
+                fault = self.requests[svc].fault(index, self.rows[index], "".join(self.texts.pop(index)))
             if fault is None:
                 self.loop.finish(index, OK)
                 return
@@ -314,9 +316,6 @@ class OpenAiTransport(HttpTransport):
         else:
             reason = f"the stream broke off: {_sentence(answer.error)}" if answer.error else "the stream broke off"
         self.loop.finish(index, {429: FULL, 503: DROPPED}.get(status, FAILED), reason=reason)
-
-    def _fault_of(self, index: int, svc: int) -> str | None:
-        return self.requests[svc].fault(index, self.rows[index], "".join(self.texts.pop(index)))
 
     def broken(self, connection: Connection, error: Exception | None) -> None:
         assert isinstance(connection, StreamConnection)

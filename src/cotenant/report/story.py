@@ -258,7 +258,7 @@ def _many_changes(stretch: Stretch, moves: int, sizes: int) -> str:
     if sizes:
         done.append(f"had its CPU and memory changed {plural(sizes, 'time')}")
     cpus = [event.cpus for event in stretch.events]
-    span = f", with {_between(cpus, 'CPU')}" if max(cpus) > min(cpus) else ""
+    span = f", with {figures(min(cpus))} to {plural(max(cpus), 'CPU')}" if max(cpus) > min(cpus) else ""
     reasons = Counter(event.reason for event in changed)
     why = _because(reasons.most_common(1)[0][0], mostly="mostly " if len(reasons) > 1 else "")
     return f"{join_words(done)} until {clock_text(changed[-1].time_s)}{span}{why}"
@@ -335,10 +335,6 @@ def _node_list(nodes: list[int]) -> str:
     if len(nodes) > 6:
         return f"{len(nodes)} nodes"
     return f"nodes {join_words([str(node) for node in nodes])}"
-
-
-def _between(values: list[float], noun: str) -> str:
-    return f"{figures(min(values))} to {plural(max(values), noun)}"
 
 
 def _speed(speed: float) -> str:

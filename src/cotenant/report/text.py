@@ -74,21 +74,16 @@ def count_text(count: float | None) -> str:
     return DASH if count is None or math.isnan(count) else f"{count:,.0f}"
 
 
-def energy_text(joules: float | None) -> str:
-    """Return an energy as text in kilowatt hours, in three figures: 1.62 kWh."""
-    return DASH if joules is None or math.isnan(joules) else f"{figures(joules / 3.6e6, trim=False)} kWh"
-
-
 def metric_text(value: float | None, unit: str) -> str:
     """Return a value as text by its unit (s, share, ratio, J or count), for columns: three figures, trailing zeros
-    kept.
+    kept. Energies are shown in kWh.
     """
     if unit == "s":
         return time_text(value, trim=False)
     if unit == "ratio":
         return ratio_text(value, trim=False)
     if unit == "J":
-        return energy_text(value)
+        return DASH if value is None or math.isnan(value) else f"{figures(value / 3.6e6, trim=False)} kWh"
     return share_text(value) if unit == "share" else count_text(value)
 
 

@@ -17,11 +17,6 @@ from cotenant.timed_llm.engine import Clock, Cuda, Device
 Ready = Callable[[int, Callable[[], None]], None]
 
 
-def make_device(device: str, memory_bytes: int) -> Device:
-    """Return the device with that name, on which an engine's steps run: `clock` or `cuda`."""
-    return Cuda(memory_bytes) if device == "cuda" else Clock()
-
-
 def run(
     profile: LlmProfile, host: str, port: int, device: str = "clock", memory_bytes: int = 0, load_s: float = 0.0,
     ready: Ready = lambda port, stop: None,
@@ -29,7 +24,7 @@ def run(
     """Wait for `load_s` seconds, like an engine that loads its model, then serve until SIGTERM, or until the function
     that `ready` received is called. WorkError if the device fails."""
     began = time.monotonic()
-    made = make_device(device, memory_bytes)
+    made: Device = Cuda(memory_bytes) if device == "cuda" else Clock()
     time.sleep(max(0.0, load_s - (time.monotonic() - began)))
     error = asyncio.run(serve(profile, made, host, port, ready))
     if error is not None:

@@ -226,7 +226,8 @@ class MisoPlanner:
                 plan.waiting[job.id] = Reason.GPUS_FULL
                 break
         for job in view.jobs:
-            if job.id not in plan.waiting and job.id not in self._gangs and not self._gpu_of(job.id):
+            has_gpu = job.id in self._gangs or any(job.id in gpu.place for gpu in self.gpus.values())
+            if job.id not in plan.waiting and not has_gpu:
                 plan.waiting[job.id] = Reason.GPUS_FULL
 
     def _suffices(self, job: Job, view: View) -> bool:
@@ -294,9 +295,6 @@ class MisoPlanner:
             self._layout(gpu, jobs, keep=True)
 
     # ---- the plan
-
-    def _gpu_of(self, job: str) -> str | None:
-        return next((uuid for uuid, gpu in self.gpus.items() if job in gpu.place), None)
 
     def _assign(self, jobs: dict[str, Job], nodes: dict[str, NodeSpec], plan: FleetPlan) -> None:
         for uuid, gpu in self.gpus.items():

@@ -60,7 +60,7 @@ def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Rec
         Job(row, id_, spec_from_dict(json.loads(spec)), arrival_s)
         for row, id_, spec, arrival_s in store.rows("SELECT row, id, spec, arrival_s FROM jobs ORDER BY row")
     ]
-    book = profiles or _profiles(run)
+    book = profiles or ProfileBook(load_profiles(run.get("profiles")), run.get("default_profile"))
     cluster = cluster_of(nodes)
     arrays = jobs_of(jobs, book)
     stated = np.array([j.spec.duration_s is not None or j.spec.iterations is not None for j in jobs], dtype=bool)
@@ -108,10 +108,6 @@ def _events(store: Store, writer: RecordWriter, index: dict[str, int]) -> None:
         node_ids=np.array(ids, dtype=np.int32),
         node_gpus=np.array(gpus, dtype=np.float32),
     )
-
-
-def _profiles(run: dict[str, Any]) -> ProfileBook:
-    return ProfileBook(load_profiles(run.get("profiles")), run.get("default_profile"))
 
 
 def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSpec], stated: Bools) -> Any:

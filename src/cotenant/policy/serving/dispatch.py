@@ -16,7 +16,7 @@ import numpy as np
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
 from cotenant.policy.serving import dispatch_kernel as kernel
-from cotenant.policy.serving.packing.check import neighbours, worst_pressure
+from cotenant.policy.serving.packing.check import neighbours, planned_pressure
 from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
 
 MAX_RING = 1 << 20
@@ -46,13 +46,6 @@ class Drop:
 
 
 Instruction = Start | Drop
-
-
-def planned_pressure(profile: ServingProfile, others: Sequence[Gpulet]) -> float | None:
-    """Return the interference that the planned batches of the neighbours (the other gpulets on the GPU) can cause on a
-    gpulet; None without neighbours.
-    """
-    return sum(max(0.0, worst_pressure(profile, x)) for x in others) if others else None
 
 
 def build_desk(

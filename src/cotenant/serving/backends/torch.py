@@ -60,7 +60,8 @@ class TorchModel(Backend):
         outputs = self._probe(spec)
         self._sizes = [n for n in GRAPH_SIZES if n < spec.batch] + [spec.batch] if batchable else [1]
         static = on_gpu and all(size >= 0 for x in inputs for size in x.shape)
-        self._captured = static and not _set(spec, "no_graphs")
+        no_graphs = spec.config.get("parameters", {}).get("no_graphs", {}).get("string_value") == "true"
+        self._captured = static and not no_graphs
         self._graphs: dict[int, dict[int, _Graph]] = {}
         self._sms = 0
         self.info = ModelInfo(inputs, outputs, batchable, "pytorch")
@@ -163,7 +164,7 @@ class TorchModel(Backend):
         torch = self._torch
         with torch.cuda.stream(self._stream):
             for array, x, host, device in zip(inputs, self.info.inputs, held.host_inputs, held.inputs, strict=True):
-                source = torch.from_numpy(np.ascontiguousarray(array)) if array.flags.writeable else self._copy(array)
+                source = torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else np.array(array))
                 if x.datatype == "BF16":
                     source = source.view(torch.bfloat16)
                 part = host[:count] if self.info.batchable else host
@@ -175,9 +176,6 @@ class TorchModel(Backend):
                 part.copy_(device[:count] if self.info.batchable else device, non_blocking=True)
             self._stream.synchronize()
         return [_array(host[:count] if self.info.batchable else host) for host in held.host_outputs]
-
-    def _copy(self, array: np.ndarray) -> Any:
-        return self._torch.from_numpy(np.array(array))
 
     def lost(self) -> bool:
         """Whether the CUDA context has a sticky error, after which every synchronisation fails; see Backend."""
@@ -202,11 +200,6 @@ def _array(tensor: Any) -> np.ndarray:
         tensor = tensor.view(torch.uint16)
     found: np.ndarray = tensor.numpy()
     return found
-
-
-def _set(spec: ModelSpec, name: str) -> bool:
-    """Whether a parameter of the configuration is "true"."""
-    return bool(spec.config.get("parameters", {}).get(name, {}).get("string_value") == "true")
 
 
 def _load(torch: Any, spec: ModelSpec, device: Any) -> tuple[Any, tuple[TensorSpec, ...], bool]:

@@ -71,12 +71,9 @@ def read_tasks(path: str | Path) -> list[Service]:
 
 def write_tasks(services: Sequence[Service]) -> str:
     """The text of a task CSV with these services."""
-    rows = [f"{_id(s.model)},{s.rate_rps:g},{s.slo_ms:g}," for s in services]
+    ids = {model: str(i) for i, model in enumerate(MODEL_IDS)}
+    rows = [f"{ids.get(s.model, s.model)},{s.rate_rps:g},{s.slo_ms:g}," for s in services]
     return "\n".join([str(len(rows)), *rows]) + "\n"
-
-
-def _id(model: str) -> str:
-    return str(MODEL_IDS.index(model)) if model in MODEL_IDS else model
 
 
 def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfile:

@@ -186,17 +186,14 @@ def _outcome(refusal: Refusal | None, took_ms: float, slo_ms: float) -> Outcome:
     return known.get(refusal.kind, Outcome.FAILED)
 
 
-def _parent_output(graph: _Graph, stage: str, wanted: str, infos: Mapping[str, ModelInfo]) -> bool:
-    return any(wanted == spec.name for parent in graph.parents[stage] for spec in infos[parent].outputs)
-
-
 def _inputs(graph: _Graph, infos: Mapping[str, ModelInfo]) -> tuple[TensorSpec, ...]:
     """Inputs that the request must supply."""
     needed: dict[str, TensorSpec] = {}
     for stage, info in infos.items():
         for spec in info.inputs:
             source = graph.wiring.get(stage, {}).get(spec.name, "")
-            if "." in source or (not source and _parent_output(graph, stage, spec.name, infos)):
+            outputs = {output.name for parent in graph.parents[stage] for output in infos[parent].outputs}
+            if "." in source or (not source and spec.name in outputs):
                 continue
             name = source or spec.name
             needed.setdefault(name, TensorSpec(name, spec.datatype, spec.shape))

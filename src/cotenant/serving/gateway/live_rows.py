@@ -108,13 +108,11 @@ async def rows(api: Api, address: str, got: Got) -> AsyncIterator[Row]:
             "p99_ms": service["p99_ms"], "attainment": counts[Outcome.OK] / ended if ended else None,
             "dropped": counts[Outcome.DROPPED] + counts[Outcome.FULL], "failed": counts[Outcome.FAILED],
             "queue": service["waiting"], "part_of": service["part_of"], "state": service["not_ready"] or "ready",
-            "places": ", ".join(_place(let) for let in api.pool.lets if service["name"] in let.seats),
+            "places": ", ".join(
+                f"{let.spec.percent:g}% of GPU {let.spec.gpu}" for let in api.pool.lets if service["name"] in let.seats
+            ),
         }  # fmt: skip
     for number, at, text in api.decisions.rows:
         yield "decisions", f"server-{number}", {"time_s": at, "source": "server", "text": text}
     if status["note"]:
         yield "warnings", "server-plan", {"source": "server", "about": "plan", "text": status["note"]}
-
-
-def _place(let: Let) -> str:
-    return f"{let.spec.percent:g}% of GPU {let.spec.gpu}"

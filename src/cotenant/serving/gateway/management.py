@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from cotenant.core.background import spawn
 from cotenant.core.errors import InputError, WorkError
-from cotenant.serving.background import spawn
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.gateway.pages import Decisions

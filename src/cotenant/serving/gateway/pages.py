@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
+from cotenant.core.background import spawn
 from cotenant.observability.feed import Feed
 from cotenant.observability.http import MOST_VIEWERS, SECURITY, is_loopback, page
-from cotenant.serving.background import spawn
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.gateway.http1 import Exchange
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from cotenant.core.background import spawn
 from cotenant.core.errors import InputError, NoHostMemoryError, WorkError
 from cotenant.policy.residency import Action, Do, ModelResidency, ModelRow, ModelSettings, Place
-from cotenant.serving.background import spawn
 from cotenant.serving.config.models import ModelEntry, ModelsConfig
 from cotenant.serving.llm.hosts import Host
 from cotenant.serving.llm.keeper import Keeper

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.core.background import spawn
 from cotenant.core.temporary import temporary_folder
 from cotenant.observability.feed import Feed, Row
 from cotenant.observability.http import is_loopback, parse_address
-from cotenant.serving.background import spawn
 from cotenant.serving.config.models import ModelsConfig, check_kept
 from cotenant.serving.config.server import read_tokens, tls_context
 from cotenant.serving.gateway import doors

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from cotenant.core.background import spawn
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, ServingPlan
 from cotenant.core.units import counted
 from cotenant.policy.serving.dispatch import Dispatcher
 from cotenant.policy.serving.packing.replan import moves
 from cotenant.profiles.serving.latency import ServingProfile
-from cotenant.serving.background import spawn
 from cotenant.serving.config.server import ServingConfig
 from cotenant.serving.dispatch.lets import Let, Loaded
 from cotenant.serving.dispatch.pool import Pool
@@ -217,7 +217,7 @@ class Crew:
             keeps = [
                 x for x in free
                 if x.spec.gpu == let.gpu and x.worker is not None and wanted <= self._keys[x.worker]
-                and (x.spec.partition == let.partition or self._elastic)
+                and (x.spec.partition == let.partition or self.config.deployment.capabilities.worker_resizes)
             ]  # fmt: skip
             if keeps:
                 kept = min(keeps, key=lambda x: (x.spec.partition != let.partition, len(self._keys[x.worker])))  # type: ignore[index]
@@ -230,11 +230,6 @@ class Crew:
             lets.append(new)
             fresh.append(_New(new, worker))
         return lets, fresh
-
-    @property
-    def _elastic(self) -> bool:
-        """Return whether workers can change their own share of the GPU between batches with the server's mechanism."""
-        return self.config.deployment.capabilities.worker_resizes
 
     async def _resized(self, plan: ServingPlan, lets: Sequence[Let]) -> None:
         """Give kept workers the plan's shares."""

@@ -10,12 +10,11 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 
 from cotenant.core import pickles
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.serving import Gpulet, ServingPlan
+from cotenant.core.serving import ServingPlan
 from cotenant.policy.serving.autoscale import FORECASTS, Autoscaler
 from cotenant.policy.serving.packing.specs import KEPT_APART
 from cotenant.serving.config.planning import Problem
@@ -170,9 +169,13 @@ class Replanner:
         """The plan for the rates; None to keep the current one."""
         if self.fixed is not None:
             usable = set(self.usable())
-            held = [x for x in self.fixed.gpulets if x.gpu in usable]
-            lets = [_with_seats(x, rates) for x in held if any(s.service in rates for s in x.seats)]
-            return ServingPlan(self.fixed.planner, self.fixed.gpus, tuple(lets), rates_rps=self.fixed.rates_rps)
+            # services without a rate cannot be served
+            held = [
+                replace(x, seats=tuple(s for s in x.seats if s.service in rates))
+                for x in self.fixed.gpulets if x.gpu in usable
+            ]  # fmt: skip
+            lets = tuple(x for x in held if x.seats)
+            return ServingPlan(self.fixed.planner, self.fixed.gpus, lets, rates_rps=self.fixed.rates_rps)
         gpus = self.usable()
         if not gpus:
             self.note = "no GPU can be used"
@@ -241,8 +244,3 @@ class Replanner:
                 # the plan is not the cause of this failure, so it is tried again later
                 if isinstance(error, UnavailableError):
                     loop.call_later(SAMPLE_S, self.wanted.set)
-
-
-def _with_seats(let: Gpulet, rates: Mapping[str, float]) -> Gpulet:
-    """Return the gpulet without the services that have no rate, since services without a rate cannot be served."""
-    return replace(let, seats=tuple(seat for seat in let.seats if seat.service in rates))

@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.core.background import spawn
 from cotenant.core.errors import InputError, WorkError
-from cotenant.serving.background import spawn
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, Result, UnavailableError, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.arena import Arena, aligned

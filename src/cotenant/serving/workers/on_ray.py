@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from cotenant.core.background import spawn
 from cotenant.core.errors import WorkError
 from cotenant.core.extras import require
 from cotenant.core.ray_cluster import RayCluster
-from cotenant.serving.background import spawn
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, UnavailableError, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.local import LOAD_LIMIT_S
@@ -82,10 +82,7 @@ class RayWorker:
                 await asyncio.wait_for(asked, grace_s + SILENT_S)
 
     def kill(self) -> None:
-        spawn(self._tasks, self._kill())
-
-    async def _kill(self) -> None:
-        await self._owner.ask(self.spec.gpu, "kill", self.spec.name)
+        spawn(self._tasks, self._owner.ask(self.spec.gpu, "kill", self.spec.name))
 
 
 class RayWorkers:

@@ -29,10 +29,6 @@ from cotenant.workloads.jobs.generate import Workload, generate
 Progress = Callable[[int, int], None]
 
 
-def _worker(point: Point, folder: str, base: str) -> None:
-    run_point(point, Path(folder), Path(base))
-
-
 def _start_worker() -> None:
     """End a worker process when its parent ends for any reason, because no process would read its results."""
 
@@ -118,7 +114,7 @@ def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: 
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
         with _deaf_to_interrupt():
-            pending: set[Future[None]] = {pool.submit(_worker, p, str(f), str(base)) for p, f in todo}
+            pending: set[Future[None]] = {pool.submit(run_point, p, f, base) for p, f in todo}
         while pending:
             finished, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:

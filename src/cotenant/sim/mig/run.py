@@ -4,11 +4,11 @@ of all runs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from cotenant.workloads.jobs.miso import MigLatencies, read_latencies
 
 # a progress function, called with the number of finished jobs and the number of all jobs
 Progress = Callable[[int, int], None]
-T = TypeVar("T")
 
 
 @dataclass
@@ -264,12 +263,14 @@ def best_static(
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
     found: dict[str, float] = {}
     best: tuple[float, PartitionRules] | None = None
-    for kinds, told in _parts(progress, maximal_multisets(geo)):
+    candidates = maximal_multisets(geo)
+    for i, kinds in enumerate(candidates):
         usable = jobs.speeds[:, [geo.kinds.index(k) for k in kinds]]
         layout = place(geo, kinds)
         if layout is None or not (usable >= np.maximum(jobs.qos_floor, 1e-12)[:, None]).any(axis=1).all():
             continue
         candidate = replace(rules, policy="static", layout=layout)
+        told = None if progress is None else partial(_tell_part, progress, i, len(candidates))
         engine, _ = _simulate(trace, cluster, geo, jobs, candidate, seed, progress=told)
         mean = float(np.mean(np.array(engine.work.finish) - trace.jobs.arrival_s))
         found[geo.format(layout)] = mean
@@ -278,13 +279,6 @@ def best_static(
     if best is None:
         raise InputError(f"no static layout of {geo.gpu} has a slice for every job of the trace", field="layout")
     return best[1], dict(sorted(found.items(), key=lambda item: item[1]))
-
-
-def _parts(progress: Progress | None, layouts: Sequence[T]) -> Iterator[tuple[T, Progress | None]]:
-    """Return each layout with a progress function for its run, which reports its part of the whole search."""
-    for i, layout in enumerate(layouts):
-        part = None if progress is None else partial(_tell_part, progress, i, len(layouts))
-        yield layout, part
 
 
 def _tell_part(progress: Progress, i: int, parts: int, done: int, of: int) -> None:

@@ -147,7 +147,7 @@ def _rearrange(trace: Trace, options: TraceOptions) -> None:
         jobs.arrival_s = jobs.arrival_s - options.from_s
     if options.arrivals:
         rate = options.rate_per_s if options.rate_per_s is not None else _own_rate(trace, options)
-        draw = parse_arrivals(options.arrivals, _arrivals_of)
+        draw = parse_arrivals(options.arrivals, lambda spec: read_trace(spec).require_jobs().jobs.arrival_s)
         jobs.arrival_s = round_ms(draw(stream(options.seed, "arrivals"), len(jobs), rate), "arrivals")
         at = "" if math.isnan(rate) else f" at {rate * 3600:.4g} jobs/h"
         seeded = ""
@@ -171,10 +171,6 @@ def _own_rate(trace: Trace, options: TraceOptions) -> float:
     if span_s <= 0:
         raise InputError("all jobs of the trace arrive at the same time, so it has no rate; add --rate", field="rate")
     return (len(arrival_s) - 1) / span_s
-
-
-def _arrivals_of(spec: str) -> Floats:
-    return read_trace(spec).require_jobs().jobs.arrival_s
 
 
 def _redraw(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> None:

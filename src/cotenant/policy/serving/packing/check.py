@@ -24,9 +24,13 @@ from cotenant.profiles.serving.mig_layout import fits
 ROUNDING = 1 + 1e-9
 
 
-def worst_pressure(profile: ServingProfile, let: Gpulet) -> float:
-    """Return the interference that a gpulet (part of a GPU) adds for a neighbour: that of the gpulet's worst model."""
-    return max((profile.pressure(s.model, s.batch, let.partition) for s in let.seats), default=0.0)
+def planned_pressure(profile: ServingProfile, others: Sequence[Gpulet]) -> float | None:
+    """Return the interference that the planned batches of the neighbours (the other gpulets on the GPU) can cause on a
+    gpulet: the sum over the neighbours of that of their worst models; None without neighbours.
+    """
+    if not others:
+        return None
+    return sum(max([0.0, *(profile.pressure(s.model, s.batch, x.partition) for s in x.seats)]) for x in others)
 
 
 def neighbours(profile: ServingProfile, let: Gpulet, lets: Iterable[Gpulet]) -> list[Gpulet]:
@@ -41,7 +45,7 @@ def neighbours(profile: ServingProfile, let: Gpulet, lets: Iterable[Gpulet]) -> 
 def work_ms(profile: ServingProfile, let: Gpulet, beside: Sequence[Gpulet]) -> float:
     """Return how many milliseconds one cycle of a gpulet (one batch of each of its models) takes beside its neighbours.
     """
-    pressure = sum(max(0.0, worst_pressure(profile, n)) for n in beside) if beside else None
+    pressure = planned_pressure(profile, beside)
     return sum(profile.effective_ms(s.model, s.batch, let.partition, pressure) for s in let.seats)
 
 

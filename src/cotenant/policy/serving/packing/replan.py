@@ -68,11 +68,8 @@ def renamed(new: ServingPlan, old: ServingPlan, gpus: Gpus) -> ServingPlan:
             if -at not in name and -to not in taken:
                 name[-at] = -to
                 taken.add(-to)
-    return replace(new, gpulets=tuple(sorted((replace(x, gpu=name[x.gpu]) for x in new.gpulets), key=_place)))
-
-
-def _place(let: Gpulet) -> tuple[int, int]:
-    return let.gpu, let.slot
+    moved = [replace(x, gpu=name[x.gpu]) for x in new.gpulets]
+    return replace(new, gpulets=tuple(sorted(moved, key=lambda x: (x.gpu, x.slot))))
 
 
 def moves(old: ServingPlan, new: ServingPlan) -> list[Move]:
