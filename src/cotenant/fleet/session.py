@@ -145,7 +145,6 @@ class Fleet:
         self._describe()
 
     def _describe(self) -> None:
-        """Store the description of this run for its record."""
         source = self.options.profiles if isinstance(self.options.profiles, str) else None
         known = self.controller.executor.members()
         before = json.loads(self.controller.store.meta("run") or "{}")

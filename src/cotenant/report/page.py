@@ -220,7 +220,6 @@ def _headline_over_conditions(runs: list[Run]) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """Return a time in the format of the page's table and tiles."""
     return time_text(seconds, trim=False)
 
 

@@ -105,7 +105,6 @@ class Server:
         self._grpc: Any = None
 
     def _tell(self, text: str, level: int = logging.INFO) -> None:
-        """Log a sentence and show it on the live page."""
         self.api.decisions.add(text)
         LOG.log(level, text)
 
@@ -202,7 +201,6 @@ class Server:
         self.gpus_log.flush()
 
     async def _poll(self) -> None:
-        """Reload models whose files have changed."""
         entries = self.config.models
         seen = {name: stamp(entry.path) for name, entry in entries.items()}
         while True:

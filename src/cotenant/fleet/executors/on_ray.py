@@ -263,6 +263,5 @@ class RayExecutor(Executor):
                 self._members[name], self._homes[name] = node_from_dict(found), one.home
 
     def _drop(self, name: str) -> None:
-        """Forget a node whose actor or machine has died."""
         for known in (self._members, self._homes, self._late):
             known.pop(name, None)

@@ -153,7 +153,6 @@ class NodeJobs:
             )
 
     def _do_stop(self, order: dict[str, Any]) -> None:
-        """Request that an attempt to run a job stops within its grace time."""
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
@@ -165,7 +164,6 @@ class NodeJobs:
         _wake(attempt)
 
     def _do_extend(self, order: dict[str, Any]) -> None:
-        """Extend the leases of many attempts to run jobs."""
         for name in order["attempts"]:
             attempt = self.attempts.get(name)
             if attempt is not None and not attempt.page.get("stop") and attempt.page.get("phase") != ENDED:
@@ -173,7 +171,6 @@ class NodeJobs:
                 self._lease(attempt, attempt.limits)
 
     def _do_resize(self, order: dict[str, Any]) -> None:
-        """Change CPU and memory of a running job without a restart."""
         attempt = self.attempts.get(order["attempt"])
         if attempt is None or attempt.page.get("phase") == ENDED:
             return
@@ -184,7 +181,6 @@ class NodeJobs:
         _wake(attempt)
 
     def _do_park(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Park a job: the agent moves the job's memory off its GPUs."""
         from cotenant.fleet.noderuntime.tenancy import park
 
         attempt = self.attempts[order["attempt"]]
@@ -194,7 +190,6 @@ class NodeJobs:
         return answer
 
     def _do_resume(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Resume a parked job: the agent moves the job's memory back to its GPUs."""
         from cotenant.fleet.noderuntime.tenancy import resume
 
         attempt = self.attempts[order["attempt"]]

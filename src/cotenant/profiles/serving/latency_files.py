@@ -283,7 +283,6 @@ def _overhead(folder: Path, name: str) -> Points:
 
 
 def _memory(path: Path) -> dict[str, float]:
-    """model -> MB."""
     try:
         found = {str(m["name"]): float(m["mem"]) for m in read_json(path)["models"]}
     except (ValueError, KeyError, TypeError):

@@ -38,7 +38,6 @@ def take(addresses: Mapping[str, Address | None]) -> dict[str, list[socket.socke
 
 
 def _take(host: str, port: int, taken: list[socket.socket]) -> None:
-    """Bind all addresses of a host name, with the same port."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, protocol, _, where in dict.fromkeys(found):
         try:

@@ -242,7 +242,6 @@ def _object(x: Exchange) -> dict[str, Any] | None:
 
 
 def _parameters(x: Exchange) -> dict[str, Any]:
-    """Read the parameters of a request to load or unload a model."""
     content = _object(x)
     found = None if content is None else content.get("parameters", {})
     unknown = (content or {}).keys() - {"parameters"}
@@ -262,7 +261,6 @@ def _milliseconds(text: bytes) -> float:
 
 
 def _inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """Decompress a body, to at most `limit` bytes."""
     kind = encoding.strip().lower()
     if kind == b"identity":
         return body

@@ -210,7 +210,6 @@ class Dispatch:
                 await self._forget(min(evicted or resident, key=lambda m: m.row.used_s))
 
     async def _forget(self, model: Model) -> None:
-        """Stop the program of an idle model."""
         began_s = time.monotonic()
         self.policy.died(model.entry.name, began_s)
         self._tell(f"{model.entry.name} is stopped: its host memory is needed")
@@ -228,7 +227,6 @@ class Dispatch:
         return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (model.failures - 1))
 
     def _refuse_all(self, model: Model) -> None:
-        """Refuse all waiting requests of a model that is unavailable now."""
         wait_s = max(1.0, model.row.not_before_s - time.monotonic())
         text = f"{model.entry.name} is not available: {model.fault}"
         for ticket in list(model.queue):

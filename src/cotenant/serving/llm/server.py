@@ -65,7 +65,6 @@ class ModelServer:
         self.host: Host
 
     def _tell(self, text: str) -> None:
-        """Log a sentence and show it on the live page."""
         self.decisions.add(text)
         LOG.info("%s", text)
 

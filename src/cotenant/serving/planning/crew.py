@@ -232,7 +232,6 @@ class Crew:
         return lets, fresh
 
     async def _resized(self, plan: ServingPlan, lets: Sequence[Let]) -> None:
-        """Give kept workers the plan's shares."""
         for now, let in zip(plan.gpulets, lets, strict=True):
             resize = getattr(let.worker, "resize", None)
             if let.spec.partition == now.partition or resize is None:

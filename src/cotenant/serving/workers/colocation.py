@@ -135,7 +135,6 @@ class Colocation:
         return dict(program_environment(answer)) | variable
 
     def _register(self, spec: WorkerSpec, uuid: str, best_effort: bool, elastic: bool) -> dict[str, Any]:
-        """Register a worker as a tenant; returns the agent's answer."""
         from cotenant.agent.config.files import TenantSpec
         from cotenant.agent.ipc.client import ControlClient
         from cotenant.agent.tenants.launcher import Launch, register

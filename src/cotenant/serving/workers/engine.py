@@ -165,7 +165,6 @@ def _fits(dims: list[int], shape: list[int]) -> bool:
 
 
 def _alike(units: Sequence[list[Tensor]]) -> list[list[int]]:
-    """Indices of units, grouped by equal shapes."""
     groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for i, unit in enumerate(units):
         groups.setdefault(tuple(tensor.shape for tensor in unit), []).append(i)

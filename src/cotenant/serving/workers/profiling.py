@@ -216,7 +216,6 @@ async def _beside(run: ProfileRun, factory: WorkerFactory, name: str, found: Fou
 
 
 def _gpu_used() -> int:
-    """Bytes of the visible GPU's memory that are in use."""
     gpu = visible_gpus()[0]
     free = device_of(gpu).free_bytes(gpu.uuid)
     if free is None:

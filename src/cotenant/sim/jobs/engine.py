@@ -187,7 +187,6 @@ def _window(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, option
 
 
 def _gpu_seconds(workload: Workload) -> NDArray[np.float64]:
-    """Return the GPU time that each job needs when it runs alone."""
     types = workload.demand.type
     gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
     return np.asarray((gpus * types["isolated_s"])[workload.type] * workload.iterations)

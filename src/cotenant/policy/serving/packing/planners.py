@@ -193,7 +193,6 @@ class Packer:
         return min(fluid, float(cover.bound_of(self.table.prices, self.table.worth, rates, self._counts)[0]))
 
     def _feasible(self, rates: np.ndarray) -> State | None:
-        """Return a packing that serves all rates, or None."""
         A, C, best = self._states
         left = np.zeros(len(rates))
         self._rng[0] = SEED
