@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from cotenant.core.events import Kind
 from cotenant.core.extras import needs
 from cotenant.core.metrics.summary import Analysis
 from cotenant.core.record.record import Record
+from cotenant.core.temporary import temporary_folder
 from cotenant.core.work import Floats, Jobs, Trace
 from cotenant.fleet.controller.planners import cluster_of
 from cotenant.fleet.jobs import JobSpec
@@ -127,7 +126,7 @@ def replay(
     Raises InputError for a trace that the cluster cannot hold, WorkError if a job fails.
     """
     told = load_profiles(options.profile)
-    with _folder() as folder:
+    with temporary_folder("replay") as folder:
         fleet = _options(options, folder / "fleet", told)
         cluster = cluster_of(node_specs(fleet))
         jobs = whole_iterations(trace.require_jobs(), cluster, told, options.time_scale)
@@ -218,7 +217,7 @@ def measure_profiles(
             "throughput": (base / seconds)[:, None].tolist(),
             "multi_node_factor": told.models[model].multi_node_factor,
         }
-    with _folder() as folder:
+    with temporary_folder("replay") as folder:
         (folder / "profiles.json").write_text(json.dumps({"name": "measured"} | raw))
         return load_profiles(folder / "profiles.json"), max(errors)
 
@@ -342,9 +341,3 @@ def _options(options: ReplayOptions, folder: Path, profiles: Profiles) -> FleetO
 
 def _parts(profiles: Profiles, model: str, time_scale: float) -> int:
     return steps_per_iteration(profiles.iteration_s[model] * time_scale)
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="cotenant-", ignore_cleanup_errors=True) as name:
-        yield Path(name)

@@ -63,10 +63,6 @@ class Api:
         """Name, version and extensions of the server."""
         return {"name": "cotenant", "version": version("cotenant"), "extensions": EXTENSIONS}
 
-    def names(self) -> list[str]:
-        """All names of models and applications."""
-        return [*self.pool.service, *self.gateway.applications.names]
-
     def not_ready(self) -> str:
         """Return why the server is not ready to serve everything that it should; "" if it is ready."""
         if self.gateway.draining:

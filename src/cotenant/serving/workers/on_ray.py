@@ -192,7 +192,6 @@ class RayWorkers:
         self._tell(gone)
 
     def _died(self, name: str, why: str) -> None:
-
         def gone() -> None:
             if (worker := self.running.get(name)) is not None:
                 worker.gone(why)
