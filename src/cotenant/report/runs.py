@@ -42,7 +42,7 @@ class Run:
     load: float | None = None  #: x value of the run in curves over the load; None if the run has no load
 
 
-def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 240) -> Run:
+def run_of(record: Record, families: dict[str, str] | None = None) -> Run:
     """Reduce a record to a Run. `families`: model name -> class (image, language ...), for the breakdown by class."""
     analysis = Analysis(record)
     groups, counts = _groups(record, analysis, families or {})
@@ -50,7 +50,7 @@ def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 2
         info=record.info,
         summary=analysis.summary,
         spreads={key: analysis.values(key) for key in SPREAD_METRICS},
-        series=analysis.series(bins),
+        series=analysis.series(),
         groups=groups,
         group_counts=counts,
         ids=record.job("id"),

@@ -86,42 +86,36 @@ class ServingResult:
 
     def table(self) -> pl.DataFrame:
         """Return the requests with the columns of a server's request log."""
-        import polars as pl  # imported here, because servers import this module, and may lack the libraries for tables
-
-        names = [s.name for s in self.scenario.all_services()]
         lets = [g.name for g in self.plan.gpulets]
         rows = self.requests
-        ran = rows["let"] >= 0
-        return pl.DataFrame(
-            {
-                "service": [names[s] for s in rows["svc"]],
-                "received_s": rows["arrived"] / 1000,
-                "queued_ms": np.where(ran, rows["started"], rows["finished"]) - rows["arrived"],
-                "batch": rows["batch"],
-                "gpulet": [lets[i] if i >= 0 else "" for i in rows["let"]],
-                "executed_ms": np.where(ran, rows["finished"] - rows["started"], 0.0),
-                "outcome": [OUTCOMES[o] for o in rows["outcome"]],
-            }
-        )
+        return self._table({
+            "received_s": rows["arrived"] / 1000,
+            "queued_ms": np.where(rows["let"] >= 0, rows["started"], rows["finished"]) - rows["arrived"],
+            "batch": rows["batch"],
+            "gpulet": [lets[i] if i >= 0 else "" for i in rows["let"]],
+            "executed_ms": self._executed_ms(),
+        })  # fmt: skip
 
     def client_table(self) -> pl.DataFrame:
         """Return the requests with the columns of a client's log; a simulated client sends at the scheduled times."""
-        import polars as pl
+        rows = self.requests
+        return self._table({
+            "scheduled_s": rows["arrived"] / 1000,
+            "sent_s": rows["arrived"] / 1000,
+            "finished_s": rows["finished"] / 1000,
+            "inference_ms": self._executed_ms(),
+            "total_ms": rows["finished"] - rows["arrived"],
+        })  # fmt: skip
+
+    def _executed_ms(self) -> np.ndarray:
+        return np.where(self.requests["let"] >= 0, self.requests["finished"] - self.requests["started"], 0.0)
+
+    def _table(self, columns: Mapping[str, object]) -> pl.DataFrame:
+        import polars as pl  # imported here, because servers import this module, and may lack the libraries for tables
 
         names = [s.name for s in self.scenario.all_services()]
-        rows = self.requests
-        ran = rows["let"] >= 0
-        return pl.DataFrame(
-            {
-                "service": [names[s] for s in rows["svc"]],
-                "scheduled_s": rows["arrived"] / 1000,
-                "sent_s": rows["arrived"] / 1000,
-                "finished_s": rows["finished"] / 1000,
-                "inference_ms": np.where(ran, rows["finished"] - rows["started"], 0.0),
-                "total_ms": rows["finished"] - rows["arrived"],
-                "outcome": [OUTCOMES[o] for o in rows["outcome"]],
-            }
-        )
+        service, outcome = [names[s] for s in self.requests["svc"]], [OUTCOMES[o] for o in self.requests["outcome"]]
+        return pl.DataFrame({"service": service, **columns, "outcome": outcome})
 
 
 def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingProfile]) -> ServingResult:
