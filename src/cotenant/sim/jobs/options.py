@@ -4,7 +4,6 @@ JobPolicy and EngineOptions, the classes for which they are converted."""
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -52,7 +51,8 @@ class TrainingConfig(BaseModel):
     @field_validator("lease", "restart_cost", "checkpoint_cost", "reserve_after", "solver_limit", mode="before")
     @classmethod
     def _time(cls, value: Any, info: ValidationInfo) -> Any:
-        return parse_seconds(value, field=_dashed(info.field_name)) if isinstance(value, str) else value
+        dashed = (info.field_name or "").replace("_", "-")
+        return parse_seconds(value, field=dashed) if isinstance(value, str) else value
 
     @field_validator("queues", mode="before")
     @classmethod
@@ -86,28 +86,14 @@ class TrainingConfig(BaseModel):
         return self.restart_cost + self.checkpoint_cost > 0 if self.sticky is None else self.sticky
 
 
-def training_config(values: dict[str, Any], file: str | Path | None = None) -> TrainingConfig:
-    """Return the validated options. Names may be written with dashes. InputError names file and field."""
+def training_config(values: dict[str, Any]) -> TrainingConfig:
+    """Return the validated options. Names may be written with dashes. InputError names the field."""
     try:
         return TrainingConfig(**{name.replace("-", "_"): value for name, value in values.items()})
     except ValidationError as error:
-        raise first_problem(error, file) from None
-    except InputError as error:
-        raise InputError(error.message, file=file, field=error.field) from None
-
-
-def _dashed(name: str | None) -> str:
-    return (name or "").replace("_", "-")
-
-
-def first_problem(error: ValidationError, file: str | Path | None = None) -> InputError:
-    """Return the first validation error as one sentence with its field."""
-    problem = error.errors()[0]
-    field = ".".join(str(part).replace("_", "-") for part in problem["loc"])
-    cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, InputError):
-        return InputError(cause.message, file=file, field=field)
-    if problem["type"] == "extra_forbidden":
-        return InputError("is not an option", file=file, field=field)
-    text = problem["msg"]
-    return InputError(f"{problem['input']!r}: {text[0].lower()}{text[1:]}", file=file, field=field)
+        problem = error.errors()[0]
+        text = f"{problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        if problem["type"] == "extra_forbidden":
+            text = "is not an option"
+        field = ".".join(str(part).replace("_", "-") for part in problem["loc"])
+        raise InputError(text, field=field) from None
