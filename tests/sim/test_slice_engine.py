@@ -251,3 +251,13 @@ def test_instructions_take_effect_in_their_order() -> None:
     engine._obey([Go("0", "a")])
     engine.run(12 * MS_NS)
     assert engine._groups["a"].enabled
+
+
+def test_a_tenant_that_cannot_use_half_of_its_turns_keeps_them() -> None:
+    """Turns ended for eight seconds because it used less than half of its share, and it had 1 % in them."""
+    loads = [
+        Load("gaps", Share(0.54), busy_ns=200_000, pause_ns=250_000),
+        Load("train", Share(0.23), busy_ns=41 * MS_NS, pause_ns=9 * MS_NS),
+        Load("busy", Share(0.2)),
+    ]
+    assert min(run(loads).windows("gaps", WINDOW_NS, SECOND_NS)) >= 0.22

@@ -141,6 +141,13 @@ class SliceTenant:
         wanted = (limit - self.debt_ns / (settings.window_ns / 4)) / used
         self.duty = max(limit / 4, min(wanted, 1.0))
 
+    def measure_density(self, since_ns: int, span_ns: int) -> None:
+        """Measure `density` from the correction steps since `since_ns`, if they are `span_ns` together."""
+        had = self.since(since_ns)
+        density = max(0.25, min(1.0, had.density))
+        if had.span_ns >= span_ns and abs(density - self.density) > 0.02:
+            self.density = density
+
     def window(self) -> Had:
         """Return the tenant's usage in the last window, or since measuring began if that is less than a window ago."""
         return self._since(0) if self.history else Had()
