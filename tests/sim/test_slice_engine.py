@@ -261,3 +261,19 @@ def test_a_tenant_that_cannot_use_half_of_its_turns_keeps_them() -> None:
         Load("busy", Share(0.2)),
     ]
     assert min(run(loads).windows("gaps", WINDOW_NS, SECOND_NS)) >= 0.22
+
+
+def test_a_service_that_nearly_always_works_takes_little_of_a_request() -> None:
+    """It got its precedence back each second, since it used less than its share without it: "normal" had 39 %."""
+    loads = [Load("service", Share(), busy_ns=6 * MS_NS, pause_ns=1_400_000), Load("normal", Share(0.75))]
+    parts = run(loads, 20, {"service": "latency-sensitive"}).windows("normal", WINDOW_NS, 2 * SECOND_NS)
+    assert min(parts) >= 0.64
+    assert sum(parts) / len(parts) >= 0.68
+
+
+def test_switches_to_a_service_count_as_used_by_it() -> None:
+    """It used 0.12 of each 0.6 ms, and the switches took the rest: "normal" had nothing at all."""
+    loads = [Load("service", Share(0.2), busy_ns=120_000, pause_ns=180_000), Load("normal", Share(0.5))]
+    parts = run(loads, 20, {"service": "latency-sensitive"}).windows("normal", WINDOW_NS, 2 * SECOND_NS)
+    assert min(parts) >= 0.34
+    assert sum(parts) / len(parts) >= 0.45

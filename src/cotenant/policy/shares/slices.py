@@ -298,8 +298,7 @@ class GpuSlices:
             return
         if self._hogs(here) != self.hogged:
             self.hogged = not self.hogged
-            for tenant in here:
-                tenant.history.clear()
+            self._begin(now_ns)
             self._begin_limits(self.background()[0])
             return
         if self.background()[1]:
@@ -322,17 +321,18 @@ class GpuSlices:
 
     def _hogs(self, here: list[SliceTenant]) -> bool:
         """Whether a latency-sensitive tenant uses more than its share while a normal tenant gets less than its own. A
-        latency-sensitive tenant then loses its precedence and gets its share. It regains its precedence when it uses
-        less than its share again."""
+        latency-sensitive tenant then loses its precedence and gets its share. It regains its precedence when it has
+        used less than its share of a window. The switches to it and back count as used by it."""
         first = [t for t in here if t.work_class == "latency-sensitive"]
         others = [t for t in here if t.work_class == "normal"]
-        if not first or not others or any(t.window().span_ns < 2 * self.settings.step_ns for t in here):
-            return self.hogged and bool(first)
-        shares = self.shares()
-        if self.hogged:
-            return any(t.window().part > shares[t.name] - 0.02 for t in first)
-        over = any(t.window().part > shares[t.name] for t in first)
-        return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
+        if not first or not others:
+            return False
+        if any(t.window().span_ns < 2 * self.settings.step_ns for t in here):
+            return self.hogged
+        shares, spared, switches_ns = self.shares(), 0.02 * self.hogged, 2 * self.settings.switch_ns
+        used = {t.name: t.window().part + switches_ns * t.window().usage.runs / t.window().span_ns for t in first}
+        short = self.hogged or any(t.window().part < shares[t.name] - 0.02 for t in others)
+        return short and any(used[t.name] > shares[t.name] - spared for t in first)
 
     def _correct_busy(self, busy: list[SliceTenant], shares: Mapping[str, float]) -> None:
         """Correct the time slices of tenants that always have work: a tenant that got more than its share gets a
