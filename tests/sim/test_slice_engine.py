@@ -277,3 +277,13 @@ def test_switches_to_a_service_count_as_used_by_it() -> None:
     parts = run(loads, 20, {"service": "latency-sensitive"}).windows("normal", WINDOW_NS, 2 * SECOND_NS)
     assert min(parts) >= 0.34
     assert sum(parts) / len(parts) >= 0.45
+
+
+def test_pauses_lengthen_no_turn_of_a_limited_tenant() -> None:
+    """Pauses were taken for gaps, so it had a turn in which it used twice its limit while it did not pause."""
+    loads = [
+        Load("limited", Share(0.3, 0.3), busy_ns=400 * MS_NS, pause_ns=300 * MS_NS),
+        Load("gaps", Share(0.3), busy_ns=500_000, pause_ns=50_000),
+        Load("busy", Share(0.2)),
+    ]
+    assert max(run(loads, 20).windows("limited", WINDOW_NS)) <= 0.305

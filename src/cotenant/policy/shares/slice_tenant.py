@@ -4,6 +4,7 @@ in which the GPU runs the tenant without a switch to another one. Times are in n
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,8 +23,8 @@ class Usage(NamedTuple):
     yields: int = 0
 
 
-# Fraction of a window by which a tenant may exceed its limit before it is stopped for a part of each period. While
-# tenants share the GPU, their slices or turns keep them near their limits, and each stop would cost a part of a share.
+# A tenant is stopped for a part of each period when it owes this fraction of a window. While tenants share the GPU,
+# their slices or turns keep them near their limits, and each stop would cost a part of a share.
 UNSTOPPED = 0.0075
 IDLE_STEPS = 2  # a tenant is idle after this many correction steps in which it used no GPU time
 
@@ -61,7 +62,8 @@ class SliceTenant:
     # factor on the tenant's time slice, by which measured deviations from its share are corrected
     correction: float = 1.0
     duty: float = 1.0  # fraction of each period, or of its turn in the timetable, in which the tenant may run
-    density: float = 1.0  # fraction of its turns (time in which only it may run) in which the tenant uses the GPU
+    # fraction of its turns (time in which only it may run) that the tenant uses while it does not pause
+    density: float = 1.0
     brief: bool = False  # whether the tenant has only a little work in flight while a latency-sensitive tenant works
     # whether the tenant's queue ran empty too often, so that time slices alone did not give it its share
     needs_turns: bool = False
@@ -131,21 +133,24 @@ class SliceTenant:
             # others take up all of that time
             self.duty = 1.0 if shared else self.duty
             return
-        had = self.window()
         # in the last step, another tenant may have stopped working
         density = max(self._since(max(-4, -len(self.history))).density, step.density)
-        within = had.part < limit + UNSTOPPED or self.debt_ns < UNSTOPPED * settings.window_ns
-        if shared and self.duty >= 1.0 and within:
+        if shared and self.duty >= 1.0 and self.debt_ns < UNSTOPPED * settings.window_ns:
             return
         used = max(0.01, min(1.0, density) * whole)
         wanted = (limit - self.debt_ns / (settings.window_ns / 4)) / used
         self.duty = max(limit / 4, min(wanted, 1.0))
 
     def measure_density(self, since_ns: int, span_ns: int) -> None:
-        """Measure `density` from the correction steps since `since_ns`, if they are `span_ns` together."""
-        had = self.since(since_ns)
-        density = max(0.25, min(1.0, had.density))
-        if had.span_ns >= span_ns and abs(density - self.density) > 0.02:
+        """Measure `density` from the correction steps since `since_ns`, if they are `span_ns` together. The step with
+        the largest density counts, because the tenant may have had no work in others."""
+        steps = [step for step in self.history if step[0] >= since_ns]
+        if len(steps) < 2 or steps[-1][0] - steps[0][0] < span_ns:
+            return
+        pairs = itertools.pairwise(steps)
+        largest = max((had.busy_ns - before.busy_ns) / max(1, on - was) for (_, was, before), (_, on, had) in pairs)
+        density = max(0.25, min(1.0, largest))
+        if abs(density - self.density) > 0.02:
             self.density = density
 
     def window(self) -> Had:

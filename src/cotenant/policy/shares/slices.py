@@ -91,7 +91,9 @@ class GpuSlices:
             self._probe(now_ns)
             return self._apply(now_ns)
         step_ns = self.settings.step_ns
-        exceeding = any(self.tenants[name].exceeds(total, step_ns) for name, total in known.items())
+        # turns are no longer than limits allow
+        turns = self._turns()
+        exceeding = any(self.tenants[n].exceeds(total, step_ns) for n, total in known.items() if n not in turns)
         if now_ns < self._next_step_ns and not exceeding:
             return self._switch(now_ns)
         # correction steps begin together with periods of the timetable, because a limit is judged over whole periods
@@ -196,14 +198,14 @@ class GpuSlices:
         settings, period_ns = self.settings, self.settings.period_ns
         background, guarded = self.background()
         plan, begin = dict[str, tuple[int, int]](), 0
-        if not self._takes_turns(background, guarded):
+        # tenants that do not compete for the GPU are not in the timetable: they run whenever it is free
+        parts = self._turns()
+        if not parts:
             # limited tenants begin one after the other, so that none has to compete with all others for its time
             for tenant in (t for t in self.present() if t.duty < 1.0):
                 plan[tenant.name] = (begin, begin + round(tenant.duty * period_ns))
                 begin = plan[tenant.name][1] % period_ns
             return plan, period_ns
-        # tenants that do not compete for the GPU are not in the timetable: they run whenever it is free
-        parts = self._turns(background)
         wanted_ns = len(parts) * period_ns if guarded else max(period_ns, settings.turn_ns * len(parts))
         # the period is shortened so that a window has a whole number of periods
         period_ns = settings.window_ns // max(1, settings.window_ns // wanted_ns)
@@ -214,10 +216,14 @@ class GpuSlices:
             begin += round(turn_ns)
         return plan, period_ns
 
-    def _turns(self, background: list[SliceTenant]) -> dict[str, float]:
-        """Return the fraction of a period in which each tenant that competes runs alone. Tenants whose queues are empty
-        at times are compensated, but not if a gang competes: a gang needs the same fraction on all its GPUs. A tenant
-        has no more than the time in which it uses its limit, so the others have the rest."""
+    def _turns(self) -> dict[str, float]:
+        """Return the fraction of a period in which each tenant that competes runs alone; empty: tenants take no turns.
+        Tenants whose queues are empty at times are compensated, but not if a gang competes: a gang needs the same
+        fraction on all its GPUs. A tenant has no more than the time in which it uses its limit, so the others have the
+        rest."""
+        background, guarded = self.background()
+        if not self._takes_turns(background, guarded):
+            return {}
         competing = sorted((t for t in self.present() if t.competes), key=lambda t: t.name)
         fixed = any(t.share.gang for t in competing) or len(background) < len(self.present())
         density = {t.name: 1.0 if fixed else t.density for t in competing}
@@ -289,8 +295,7 @@ class GpuSlices:
             tenant.correction = tenant.density = 1.0
 
     def _correct(self, steps: Mapping[str, Had], now_ns: int) -> None:
-        background, guarded = self.background()
-        turns = self._turns(background) if self._takes_turns(background, guarded) else {}
+        turns = self._turns()
         here = [self.tenants[name] for name in steps if self.tenants[name].competes]
         for name, step in steps.items():
             self.tenants[name].correct_limit(step, turns.get(name, 1.0), len(here) > 1, self.settings)
