@@ -54,7 +54,20 @@ MemoryOrZero = Annotated[int, parsed(parse_memory_or_zero), SIZE]
 Fraction = Annotated[float, parsed(parse_fraction), PART]
 
 
-class Strict(BaseModel):
+class Numbers(BaseModel):
+    """Base of models with numbers: a switch is not a number."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `yes` and `true` as the value of a number, since pydantic would take them as 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {kind, *get_args(kind)} & {int, float} and bool not in get_args(kind):
+            raise PydanticCustomError("number", "{value} is not a number", {"value": str(value).lower()})
+        return value
+
+
+class Strict(Numbers):
     """Base of the models of configuration files. Unknown keys are refused with a list of the known ones. The string
     below a field is its description."""
 
@@ -70,15 +83,6 @@ class Strict(BaseModel):
                 hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
                 raise PydanticCustomError("unknown", "unknown setting {key}{hint}", {"key": repr(key), "hint": hint})
         return data
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `yes` and `true` as the value of a number, since pydantic would take them as 1."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and {kind, *get_args(kind)} & {int, float} and bool not in get_args(kind):
-            raise ValueError(f"{str(value).lower()} is not a number")
-        return value
 
 
 def check(model: type[M], data: Any, file: str | Path | None = None) -> M:

@@ -222,6 +222,6 @@ class _Reader:
 
     def _number(self, entry: dict[str, Any], key: str, where: str) -> float:
         value = entry.get(key, math.nan)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value == math.inf:
             raise InputError(f"{value!r} is not a positive number", file=self.file, field=f"{where}.{key}")
         return float(value)

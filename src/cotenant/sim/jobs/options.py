@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from cotenant.core.checked import Numbers
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_seconds
 
@@ -16,7 +17,7 @@ Speeds = Literal["matrix", "two-speed"]
 Recorded = Literal["auto", "all", "no-moves"]
 
 
-class TrainingConfig(BaseModel):
+class TrainingConfig(Numbers):
     """Policy and engine options of a training simulation, named as on the command line (docs/policies.md).
 
     Times accept "300s", "5min" or seconds. Created by `training_config` (below), which turns an invalid value into an
