@@ -25,12 +25,12 @@ class Pollux(ElasticPolicy):
     `costs`); WAITING stands for a job without GPUs."""
 
     def decide(self, view: View) -> Decision:
-        """Decide the number of GPUs of each job. Raises InputError if the cluster has several GPU models."""
-        if len(view.options.capacity) != 1:
+        """Decide the number of GPUs of each job. Raises InputError if the cluster has GPUs of several models."""
+        if np.count_nonzero(view.options.capacity) > 1:
             what = "policy pollux is for clusters of one GPU model; sia chooses among several"
             raise InputError(what, field="cluster")
         self.solves += 1
-        return Decision(best_counts(costs(view), view.options.count, int(view.options.capacity[0])))
+        return Decision(best_counts(costs(view), view.options.count, int(view.options.capacity.sum())))
 
 
 def costs(view: View) -> Floats:
@@ -41,9 +41,9 @@ def costs(view: View) -> Floats:
     configuration other than the present one, the speedup is multiplied by the restart factor.
     """
     count, may = view.options.count, allowed(view)
-    share = float(view.options.capacity[0]) / max(1, len(view))
+    share = float(view.options.capacity.sum()) / max(1, len(view))
     fair = np.ones(len(view))
-    for row in range(len(view)):
+    for row in np.flatnonzero((view.rate > 0).any(axis=1)).tolist():
         known = view.rate[row] > 0
         counts, rates = count[known].astype(float), view.rate[row, known]
         fair[row] = np.interp(share, counts, rates) * min(1.0, share / counts[0])
