@@ -116,21 +116,6 @@ def test_it_is_told_when_work_is_lost(tmp_path: Path, form: dict[str, Any], said
     assert re.search(said, LOST[Reason(reason)])
 
 
-def test_a_job_that_cannot_save_itself_is_parked_where_its_node_can(tmp_path: Path) -> None:
-    setting = Setting(tmp_path, policy=JobPolicy("srtf", "proportional", sticky=True), parks=True)
-    setting.submit(work("long", 12.0, gpus=2.0, attached=False), work("other", 12.0, gpus=2.0, attached=False))
-    setting.run(4.5)
-    setting.submit(work("short", 2.0, gpus=4.0))
-    setting.run(3)
-    assert {job.id: job.attempt.phase for job in setting.controller.table.running() if job.attempt} == {
-        "long": "parked", "other": "parked", "short": "running",
-    }  # fmt: skip
-    setting.run(12)
-    assert sorted(setting.world.finished) == ["long", "other", "short"]
-    assert setting.world.starts == ["long.0", "other.0", "short.0", "short.0"]  # "long" is a gang over both nodes
-    assert setting.events("long") == [Kind.ARRIVE, Kind.START, Kind.PREEMPT, Kind.RESUME, Kind.FINISH]
-
-
 def test_cancelled_jobs_leave_and_do_not_come_back(tmp_path: Path) -> None:
     setting = Setting(tmp_path)
     setting.submit(work("runs", 50.0, gpus=4.0), work("waits", 50.0))

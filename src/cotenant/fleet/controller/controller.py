@@ -23,7 +23,7 @@ from cotenant.fleet.controller.clock import FleetClock
 from cotenant.fleet.controller.counts import Counts
 from cotenant.fleet.controller.inbox import Inbox
 from cotenant.fleet.controller.intake import admit
-from cotenant.fleet.controller.job_table import JobTable, ask_stop
+from cotenant.fleet.controller.job_table import JobTable, ask_stop, holds_gpus
 from cotenant.fleet.controller.leases import Leases
 from cotenant.fleet.controller.planners import FleetPlan, Planner, View
 from cotenant.fleet.controller.reports import ReportIngest
@@ -350,7 +350,7 @@ class Controller:
         nodes = tuple(self.nodes[name] for name in sorted(self.nodes, key=by_number))
         mine = {job.id for job in jobs}
         others = (job.attempt for job in self.table.running() if job.id not in mine)
-        kept = tuple(attempt.assignment for attempt in others if attempt is not None)
+        kept = tuple(attempt.assignment for attempt in others if attempt is not None and holds_gpus(attempt))
         view = View(at_s, nodes, jobs, early, pinned, kept)
         started = time.perf_counter()
         try:
