@@ -54,6 +54,19 @@ def test_jobs_get_gpus_in_order_and_the_rest_is_told_why() -> None:
     assert (plan.assign["j1"].cpus, plan.assign["j1"].memory_bytes) == (3.0, 62_500_000_000)
 
 
+def test_a_gang_on_unlike_nodes_gets_of_each_what_it_has() -> None:
+    """Three GPUs with 2 cores each and one with 8: equal parts for the ranks would be more than the first node has."""
+    few, many = pretend_nodes(1, 3, "A100-40GB", 40 * GIB, 6.0, 90 * 10**9), pretend_nodes(2, 1, "A100-40GB", 40 * GIB,
+                                                                                          8.0, 120 * 10**9)  # fmt: skip
+    view = View(0.0, (*few, many[1]), (job(0, 4.0),))
+    given = planner(allotment="proportional").plan(view).assign["j0"]
+    assert {p.node: (p.cpus, p.memory_bytes) for p in given.places} == {
+        "node-0": (6.0, 90 * 10**9), "node-1": (8.0, 120 * 10**9),
+    }  # fmt: skip
+    again = planner(allotment="proportional").plan(View(1.0, view.nodes, (running(0, given),))).assign["j0"]
+    assert again == given
+
+
 def test_who_keeps_running_keeps_the_very_gpus() -> None:
     held = running(5, at("node-1", 1))
     plan = planner().plan(View(9.0, NODES, (job(0), held)))

@@ -64,7 +64,7 @@ def test_plans_agree_with_the_simulator(trace: Trace, ordering: str, allotment: 
             CLUSTER, trace.jobs.take(rows), np.zeros(len(rows)), attained[rows], trace.jobs.arrival_s[rows]
         )
         plan = plan_jobs(snapshot, now, policy, PROFILES)
-        got = {int(g.job): (g.nodes, round(g.cpus * 1000)) for g in plan.grants}
+        got = {int(g.job): (g.nodes, round(sum(g.node_cpus) * 1000)) for g in plan.grants}
         assert got == running, f"at {now} s"
         assert set(plan.waiting) == {str(row) for row in rows if row not in running}
         compared += 1

@@ -19,18 +19,19 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Grant:
-    """A job's share of the cluster: on node `nodes[i]` it holds `node_gpus[i]` GPUs (below 1: a fraction of one GPU).
+    """A job's share of the cluster: on node `nodes[i]` it holds `node_gpus[i]` GPUs (below 1: a fraction of one GPU),
+    `node_cpus[i]` cores and `node_memory[i]` bytes.
 
-    `cpus` (cores) and `memory_bytes` are totals over all nodes; `level`: number that selects these amounts, as
-    policy/jobs/allotment.py describes; `speed`: relative to the job's speed with CPU and memory in proportion to its
-    GPUs, on the GPU model to which the trace's times refer; `reserved`: whether a reservation started the job.
+    `level`: number that selects the amounts of CPU and memory, as policy/jobs/allotment.py describes; `speed`: relative
+    to the job's speed with CPU and memory in proportion to its GPUs, on the GPU model to which the trace's times refer;
+    `reserved`: whether a reservation started the job.
     """
 
     job: str
     nodes: tuple[int, ...]
     node_gpus: tuple[float, ...]
-    cpus: float
-    memory_bytes: int
+    node_cpus: tuple[float, ...]
+    node_memory: tuple[int, ...]
     level: int
     speed: float
     reserved: bool = False

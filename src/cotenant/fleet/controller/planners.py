@@ -180,7 +180,7 @@ class JobPlanner:
             # a parked job can continue only on its present nodes, even if the policy has named equal ones
             stays = current is not None and (_parked(job) or dict(current.gpus_by_node()) == _rounded(wanted))
             if current is not None and stays and chooser.keep(current):
-                plan.assign[grant.job] = _with(grant, current)
+                plan.assign[grant.job] = _assignment(grant, _kept(grant, nodes, current))
             else:
                 moved.append(grant)
         for grant in moved:
@@ -188,7 +188,7 @@ class JobPlanner:
             if places is None:
                 plan.waiting[grant.job] = Reason.GPUS_FULL
             else:
-                plan.assign[grant.job] = _with(grant, Assignment(places))
+                plan.assign[grant.job] = _assignment(grant, places)
 
     def _choose(
         self, grant: Grant, mechanism: str, nodes: tuple[NodeSpec, ...], chooser: GpuChooser
@@ -201,7 +201,8 @@ class JobPlanner:
         for way in itertools.chain([asked], equal):
             chosen = [chooser.choose(n.name, g, mechanism) for n, g in zip(way, grant.node_gpus, strict=True)]
             if all(gpus is not None for gpus in chosen):
-                return tuple(Place(n.name, gpus or (), 0.0, 0) for n, gpus in zip(way, chosen, strict=True))
+                found = zip(way, chosen, grant.node_cpus, grant.node_memory, strict=True)
+                return tuple(Place(n.name, gpus or (), cpus, memory) for n, gpus, cpus, memory in found)
             chooser.give_back([gpus for gpus in chosen if gpus is not None])
         return None
 
@@ -240,25 +241,18 @@ def _kind(node: NodeSpec) -> tuple[object, ...]:
     return len(gpus), gpus[0].model, node.cpus, node.memory_bytes
 
 
-def _with(grant: Grant, places: Assignment) -> Assignment:
-    """The places of an assignment, with the grant's CPU and memory divided among the nodes in proportion to their
-    GPUs."""
-    total = sum(grant.node_gpus)
-    split = dict(places.gpus_by_node())
-    return Assignment(
-        tuple(
-            Place(
-                p.node,
-                p.gpus,
-                round(grant.cpus * split[p.node] / total, 6),
-                int(grant.memory_bytes * split[p.node] / total),
-            )
-            for p in places.places
-        ),
-        grant.level,
-        grant.speed,
-        grant.reserved,
-    )
+def _kept(grant: Grant, nodes: Sequence[NodeSpec], current: Assignment) -> tuple[Place, ...]:
+    """The places that a job keeps, with the grant's CPU and memory. If the policy has put a parked job on other nodes,
+    it keeps its present CPU and memory."""
+    names = [nodes[n].name for n in grant.nodes]
+    given = dict(zip(names, zip(grant.node_cpus, grant.node_memory, strict=True), strict=True))
+    if dict(current.gpus_by_node()) != _rounded(dict(zip(names, grant.node_gpus, strict=True))):
+        return current.places
+    return tuple(Place(p.node, p.gpus, *given[p.node]) for p in current.places)
+
+
+def _assignment(grant: Grant, places: tuple[Place, ...]) -> Assignment:
+    return Assignment(places, grant.level, grant.speed, grant.reserved)
 
 
 def _rounded(wanted: dict[str, float]) -> dict[str, float]:
@@ -276,8 +270,8 @@ def _grant(job: Job, names: dict[str, int]) -> Grant | None:
         job.id,
         tuple(names[node] for node, _ in by_node),
         tuple(gpus for _, gpus in by_node),
-        held.cpus,
-        held.memory_bytes,
+        tuple(place.cpus for place in held.places),
+        tuple(place.memory_bytes for place in held.places),
         held.level,
         held.speed,
         held.reserved,

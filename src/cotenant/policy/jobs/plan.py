@@ -118,8 +118,8 @@ def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, 
     table = work.demand.type
     pace = np.maximum.reduceat(amount["iteration_s"], starts).astype(float)
     pace /= np.where(counts > 1, table["multi_node_factor"][types], 1.0)
-    cpu_milli = np.add.reduceat(amount["cpu"] * entries["gpus"], starts).tolist()
-    memory_mb = np.add.reduceat(amount["memory"] * entries["gpus"], starts).tolist()
+    cpus = (amount["cpu"] * entries["gpus"] / 1000).tolist()
+    memory = (amount["memory"].astype(np.int64) * entries["gpus"] * 10**6).tolist()
     ids, levels = snapshot.jobs.id[rows].tolist(), held["level"].tolist()
     parts, speed = table["part_milli"][types].tolist(), (table["isolated_s"][types] / pace).tolist()
     reserved = jobs["reserved"][rows].astype(bool).tolist()
@@ -130,8 +130,8 @@ def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, 
             job=str(ids[i]),
             nodes=tuple(nodes[first:end]),
             node_gpus=(parts[i] / 1000,) if parts[i] else tuple(gpus[first:end]),
-            cpus=float(cpu_milli[i]) / 1000,
-            memory_bytes=int(memory_mb[i]) * 10**6,
+            node_cpus=tuple(cpus[first:end]),
+            node_memory=tuple(memory[first:end]),
             level=levels[i],
             speed=speed[i],
             reserved=reserved[i],
