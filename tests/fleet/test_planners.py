@@ -99,6 +99,16 @@ def test_shares_fill_a_gpu_before_another_is_begun_and_mechanisms_do_not_mix() -
     assert plan.waiting["j3"] == Reason.GPUS_FULL
 
 
+def test_shares_stay_on_the_gpus_that_they_are_of() -> None:
+    """0.5 and 0.5 on one GPU, 0.3 and 0.7 on the other: in order of arrival, they would not fit so."""
+    shares = ((0, 0.5), (1, 0.3), (0, 0.5), (1, 0.7))
+    held = [Assignment((Place("node-0", (GpuShare(f"node-0-gpu-{gpu}", part, "time"),), 3.0 * part, GIB),), level=1)
+            for gpu, part in shares]  # fmt: skip
+    jobs = [running(row, one) for row, one in enumerate(held)]
+    plan = planner().plan(View(9.0, NODES[:1], tuple(jobs)))
+    assert all(plan.assign[job.id].same_gpus(one) for job, one in zip(jobs, held, strict=True))
+
+
 def test_a_pinned_job_is_not_preempted_whatever_its_key() -> None:
     held = running(1, at("node-0", 0, 1), duration_s=1000.0)
     short = job(0, 2.0, duration_s=1.0)

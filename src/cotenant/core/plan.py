@@ -24,7 +24,7 @@ class Grant:
 
     `level`: number that selects the amounts of CPU and memory, as policy/jobs/allotment.py describes; `speed`: relative
     to the job's speed with CPU and memory in proportion to its GPUs, on the GPU model to which the trace's times refer;
-    `reserved`: whether a reservation started the job.
+    `reserved`: whether a reservation started the job; `slot`: GPU that a fraction is of, -1 for whole GPUs.
     """
 
     job: str
@@ -35,6 +35,7 @@ class Grant:
     level: int
     speed: float
     reserved: bool = False
+    slot: int = -1
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class JobPlanner:
             done=np.minimum(np.array([job.done for job in known]), 0.999999),
             attained_s=np.array([self._attained_s(job) for job in known]),
             last_run_s=np.array([job.last_run_s if job.n else job.arrival_s for job in known]),
-            running=tuple(grant for job in known if (grant := _grant(job, names)) is not None),
+            running=tuple(grant for job in known if (grant := _grant(job, nodes, names)) is not None),
         )
         policy = dataclasses.replace(self.policy, sticky=True) if view.early else self.policy
         decided = plan_jobs(snapshot, view.now_s, policy, self.profiles.merged(base))
@@ -259,12 +259,18 @@ def _rounded(wanted: dict[str, float]) -> dict[str, float]:
     return {node: round(gpus, 6) for node, gpus in wanted.items()}
 
 
-def _grant(job: Job, names: dict[str, int]) -> Grant | None:
-    """A running job's grant; None if its node is gone or the job is stopping."""
+def _grant(job: Job, nodes: Sequence[NodeSpec], names: dict[str, int]) -> Grant | None:
+    """A running job's grant; None if its node or GPU is gone or the job is stopping."""
     attempt = job.attempt
     if attempt is None or attempt.phase in (PARKED, STOPPING) or any(node not in names for node in attempt.nodes):
         return None
-    held = attempt.assignment
+    held, slot = attempt.assignment, -1
+    if job.spec.gpus < 1:
+        (place,) = held.places
+        uuids = [gpu.uuid for gpu in nodes[names[place.node]].plain_gpus]
+        if place.gpus[0].uuid not in uuids:
+            return None
+        slot = uuids.index(place.gpus[0].uuid)
     by_node = held.gpus_by_node()
     return Grant(
         job.id,
@@ -275,6 +281,7 @@ def _grant(job: Job, names: dict[str, int]) -> Grant | None:
         held.level,
         held.speed,
         held.reserved,
+        slot,
     )
 
 

@@ -85,21 +85,9 @@ def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
             part = gpus < 1
             entry = alloc.entry[used]
             entry["node"], entry["gpus"], entry["job"] = node, 1 if part else round(gpus), row
-            entry["slot"] = _slot(alloc, node, round(gpus * 1000)) if part else -1
+            entry["slot"] = grant.slot
             used += 1
     alloc.used[0] = used
-
-
-def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
-    """Return the first slot of the node (a GPU used in fractions) with enough space for a running job on a fraction of
-    a GPU. ValueError if there is none.
-    """
-    for slot in range(alloc.slots.shape[1]):
-        room = alloc.slots[node, slot]
-        if room < 0 or room >= part_milli:
-            alloc.slots[node, slot] = (1000 if room < 0 else room) - part_milli
-            return slot
-    raise ValueError(f"the running jobs use larger fractions of GPUs on node {node} than it has")
 
 
 def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, rows: Array) -> tuple[Grant, ...]:
@@ -123,7 +111,7 @@ def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, 
     ids, levels = snapshot.jobs.id[rows].tolist(), held["level"].tolist()
     parts, speed = table["part_milli"][types].tolist(), (table["isolated_s"][types] / pace).tolist()
     reserved = jobs["reserved"][rows].astype(bool).tolist()
-    nodes, gpus = entries["node"].tolist(), entries["gpus"].astype(float).tolist()
+    nodes, gpus, slots = entries["node"].tolist(), entries["gpus"].astype(float).tolist(), entries["slot"].tolist()
     bounds = zip(starts.tolist(), (starts + counts).tolist(), strict=True)
     return tuple(
         Grant(
@@ -135,6 +123,7 @@ def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, 
             level=levels[i],
             speed=speed[i],
             reserved=reserved[i],
+            slot=slots[first],
         )
         for i, (first, end) in enumerate(bounds)
     )
