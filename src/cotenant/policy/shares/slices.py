@@ -23,6 +23,7 @@ from cotenant.policy.shares.slice_tenant import IDLE_STEPS, Had, SliceTenant, Us
 from cotenant.policy.shares.timetable import compensate, divide, divide_by_request, turn_lengths
 
 CLASSES = ("normal", "latency-sensitive", "best-effort")
+TURNS_AGAIN_STEPS = 40
 
 
 class GpuSlices:
@@ -39,6 +40,7 @@ class GpuSlices:
         self._probing = False
         # whether a latency-sensitive tenant uses time that belongs to other tenants, so that it has no precedence now
         self.hogged = False
+        self._turns_again = 0  # number of further correction steps in which tenants are not run one at a time
         self._next_step_ns = 0
         self._alike_ns = 0  # time since which the same tenants have had work and have behaved in the same way
 
@@ -258,6 +260,7 @@ class GpuSlices:
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
         """Discard measurements of the tenants' usage, because a tenant joined, left or has another share."""
         self.hogged = False
+        self._turns_again = 0
         self._probe(now_ns)
         for tenant in self.tenants.values():
             tenant.forget(now_ns)
@@ -312,9 +315,11 @@ class GpuSlices:
         if self.one_at_a_time:
             for tenant in here:
                 tenant.measure_density(self._alike_ns, self.settings.window_ns // 2)
+            self._leave_turns(here, shares)
             return
-        # turns keep limits at no cost
-        unfit = self._lacking(steps, shares) + [t for t in here if t.duty < 1.0]
+        self._turns_again = max(0, self._turns_again - 1)
+        # turns keep limits at no cost; beside tenants that use little of their turns, they are kept by stops
+        unfit = self._lacking(steps, shares) + [t for t in here if t.duty < 1.0] if self._turns_again == 0 else []
         if unfit:
             for tenant in unfit:
                 tenant.needs_turns = True
@@ -378,3 +383,18 @@ class GpuSlices:
             if step.part < shares[name] * together - 0.003 and rest_ns <= 1.5 * (round_ns + self.settings.switch_ns):
                 lacking.append(self.tenants[name])
         return lacking
+
+    def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
+        """Return from the timetable to time slices for a while if a working tenant uses less than a quarter of its
+        turns: with slices, the hardware skips it while it has no work. A tenant that has stopped is soon removed."""
+        unused = list[SliceTenant]()
+        for tenant in (t for t in here if not t.idle_steps):
+            had = tenant.since(self._alike_ns)
+            little = had.density < 0.25 and had.part < 0.5 * shares[tenant.name]
+            if little and had.span_ns >= self.settings.window_ns / 2:
+                tenant.needs_turns = False
+                unused.append(tenant)
+        if unused:
+            self.one_at_a_time, self._turns_again = False, TURNS_AGAIN_STEPS
+            rest = [t for t in here if t not in unused]
+            self._begin_limits(rest if len(rest) > 1 else ())
