@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 import cotenant
 from cotenant.cli import plan as plan_cli
 from cotenant.core.errors import InputError, WorkError
+from cotenant.workloads.trace_options import TraceOptions
 
 SERVICES = """\
 gpus: {count: 4, model: RTX2080Ti}
@@ -72,7 +75,7 @@ def test_predicted_speeds_are_relative_to_the_whole_gpu() -> None:
         (lambda: cotenant.compare(), "at least one run"),
         (lambda: cotenant.compare("fifo"), "'fifo' is no run"),  # type: ignore[arg-type]
         (lambda: cotenant.compare(cotenant.simulate(cotenant.draw_trace(5)), baseline="zzz"), "no run of policy 'zzz'"),
-        (lambda: cotenant.plan([{"name": "a"}]), "the path of a services.yaml"),  # type: ignore[arg-type]
+        (lambda: cotenant.plan([{"name": "a"}]), "services: must be a text or a path"),  # type: ignore[arg-type]
         (lambda: cotenant.plan("nowhere.yaml"), "nowhere.yaml"),
         (lambda: cotenant.plan("nowhere.yaml", headroom=0.5), "between 1 and 100"),
         (lambda: cotenant.predict([[1.0, 2.0]]), "(n, 3, 7)"),
@@ -82,6 +85,60 @@ def test_what_cannot_be_is_one_sentence(call: Callable[[], object], said: str) -
     with pytest.raises(InputError) as caught:
         call()
     assert said in str(caught.value)
+
+
+WRONG = (42, 4.2, True, None, "text", b"bytes", [1], ("a",), {"a": 1}, object())
+CALLS: dict[str, tuple[Callable[..., object], dict[str, object], set[str]]] = {
+    "draw_trace": (cotenant.draw_trace, {"jobs": 3}, {"like", "durations", "gpu_mix", "rate_per_s", "split_mode"}),
+    "simulate": (cotenant.simulate, {"trace": "nowhere.csv"}, {"ordering", "lease", "allotment", "sticky", "measure"}),
+    "read_record": (cotenant.read_record, {"folder": "nowhere"}, set()),
+    "plan": (cotenant.plan, {"services": "nowhere.yaml"}, set()),
+    "predict": (cotenant.predict, {"latencies": [[1.0] * 7] * 3}, set()),
+    "Agent": (cotenant.Agent, {"folder": "nowhere"}, set()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_of_any_type_is_taken_or_refused_by_name(name: str) -> None:
+    """Every argument of every call, with values of ten types: no other error comes out than the two promised ones."""
+    call, given, options = CALLS[name]
+    kinds = inspect.signature(call).parameters.values()
+    named = {p.name for p in kinds if p.kind != p.VAR_KEYWORD and p.name not in ("out", "folder")} | options
+    for argument in sorted(named):
+        for value in WRONG:
+            with suppress(InputError, WorkError):
+                call(**{**given, argument: value})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: cotenant.simulate(42), "trace: must be a text or a Trace, not 42 (int)"),  # type: ignore[arg-type]
+        (lambda: cotenant.simulate(None), "trace: must be"),  # type: ignore[arg-type]
+        (lambda: cotenant.simulate("a.csv", cluster=4), "cluster: must be a text or a Cluster"),  # type: ignore[arg-type]
+        (lambda: cotenant.simulate("a.csv", out=4), "out: must be"),  # type: ignore[arg-type]
+        (lambda: cotenant.simulate("a.csv", select=4), "select: must be"),  # type: ignore[arg-type]
+        (lambda: cotenant.simulate("a.csv", select=TraceOptions(max_jobs="5")), "max_jobs: must be"),  # type: ignore[arg-type]
+        (lambda: cotenant.draw_trace(True), "jobs: must be a whole number, not True"),
+        (lambda: cotenant.draw_trace(5, load="90%"), "load: must be a number"),  # type: ignore[arg-type]
+        (lambda: cotenant.draw_trace(5, gpu_mix=8), "gpu_mix: must be a text"),
+        (lambda: cotenant.read_record(42), "folder: must be"),  # type: ignore[arg-type]
+        (lambda: cotenant.plan("a.yaml", changes="rate=x2"), "changes: must be a list of texts"),
+        (lambda: cotenant.predict([[1.0], [1.0, 2.0]]), "latencies: must be an array"),
+        (lambda: cotenant.Agent(42), "folder: must be"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_type_is_named(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        call()
+    assert said in str(caught.value)
+
+
+def test_numbers_of_numpy_and_paths_are_taken(tmp_path: Path) -> None:
+    trace = cotenant.draw_trace(np.int64(5), load=np.float64(0.5), seed=np.int64(2))
+    assert len(trace.jobs) == 5
+    with pytest.raises(InputError, match=r"nowhere\.yaml"):
+        cotenant.plan(tmp_path / "nowhere.yaml", headroom=2)
 
 
 def test_without_an_agent_the_error_says_how_to_start_one(tmp_path: Path) -> None:

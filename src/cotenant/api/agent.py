@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cotenant.agent.ipc.client import ControlClient
+from cotenant.api.arguments import checked
 from cotenant.api.tables import html_table, text_table
 from cotenant.core.errors import InputError
 from cotenant.core.folders import agent_folder
@@ -19,6 +20,7 @@ class Agent:
     agent answers, or if the agent refuses a request, with the agent's reason.
     """
 
+    @checked
     def __init__(self, folder: str | Path | None = None, *, timeout_s: float = 60.0) -> None:
         self._client = ControlClient(Path(folder) if folder is not None else agent_folder(), timeout_s)
 
@@ -42,6 +44,7 @@ class Agent:
         """Return the agent's GPUs, as `cotenant ps --json` lists them."""
         return list(self._client.call("list")["agent"]["gpus"])
 
+    @checked
     def set(
         self, name: str, *, request: str | float | None = None, limit: str | float | None = None,
         memory: str | int | None = None,
@@ -57,6 +60,7 @@ class Agent:
             )
         )  # fmt: skip
 
+    @checked
     def stop(self, name: str, *, grace_s: float = 10.0) -> dict[str, Any]:
         """Stop a tenant's processes: SIGTERM, and after `grace_s` seconds SIGKILL to those that remain."""
         return dict(self._client.call("stop", name=name, grace_s=grace_s))

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotenant.api.arguments import check_fields, checked
 from cotenant.api.tables import html_table, text_table
 from cotenant.core.cluster import Cluster
 from cotenant.core.errors import InputError
@@ -88,10 +89,12 @@ class Comparison:
         rows = [{"run": run.label} | {key: lookup(run.summary, key) for key in keys} for run in self._runs]
         return pl.DataFrame(rows, infer_schema_length=None)
 
+    @checked
     def report(self, height: int = FRAME_HEIGHT) -> Report:
         """Return the page with tables and charts. A notebook shows it in a frame that is `height` pixels high."""
         return Report(build_page(self._runs, self._title, self._baseline), height)
 
+    @checked
     def write_page(self, path: str | Path) -> None:
         """Write the page with tables and charts to a file; the page needs no network. InputError if it cannot be
         written.
@@ -133,6 +136,7 @@ class Report:
         return f"a report page of {len(self.page):,} characters; a notebook shows it, write_page writes it"
 
 
+@checked
 def draw_trace(
     jobs: int = 1000, *, cluster: str | Cluster = "16x8", load: float = 1.0, seed: int = 1, **like: Any
 ) -> Trace:
@@ -141,6 +145,7 @@ def draw_trace(
     Other arguments are fields of `workloads.jobs.generate.Workload`: `like="philly"`, `durations="two-part"`,
     `gpu_mix="1:70,8:30"`. The same arguments give the same trace. InputError names the field.
     """
+    check_fields(like, Workload)
     profiles = load_profiles()
     gpus = _cluster(cluster).total_gpus
     try:
@@ -152,6 +157,7 @@ def draw_trace(
     return generate(workload, profiles.classes, profiles.iteration_s).trace
 
 
+@checked
 def simulate(
     trace: str | Trace,
     *,
@@ -169,6 +175,8 @@ def simulate(
     `restart_cost="30s"`. `cluster`: nodes x GPUs, or any other form of `--cluster`; by default 16 nodes with 8 GPUs.
     InputError names what is wrong.
     """
+    if select is not None:
+        check_fields(vars(select), TraceOptions)
     config = training_config(policy)
     profiles = load_profiles(config.profiles)
     if isinstance(trace, str):
@@ -181,6 +189,7 @@ def simulate(
     return SimulatedRun(record)
 
 
+@checked
 def read_record(folder: str | Path) -> SimulatedRun:
     """Read a run that was written by `simulate`, by `cotenant sweep` or by the training runtime (`cotenant fleet`).
     Raises InputError if the folder contains no run.
@@ -188,6 +197,7 @@ def read_record(folder: str | Path) -> SimulatedRun:
     return SimulatedRun(read(folder))
 
 
+@checked
 def compare(*runs: SimulatedRun, baseline: str | None = None, title: str = "Runs side by side") -> Comparison:
     """Compare runs. `baseline`: label of the run with which the report compares the others job by job."""
     if not runs:

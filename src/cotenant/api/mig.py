@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.api.arguments import checked
 from cotenant.api.tables import html_table, text_table
+from cotenant.core.errors import InputError
 from cotenant.core.extras import needs
 from cotenant.core.mig import geometry
 from cotenant.profiles.mig.mps_mig import MpsMigModel, normalised
@@ -36,6 +38,7 @@ class Prediction:
         return text_table(*self._texts())
 
 
+@checked
 def predict(latencies: ArrayLike, *, model: str | Path | None = None) -> Prediction:
     """Predict speeds on MIG instances of an A100 from latencies measured under MPS.
 
@@ -44,6 +47,9 @@ def predict(latencies: ArrayLike, *, model: str | Path | None = None) -> Predict
     one. InputError for an invalid shape or value.
     """
     trained = MpsMigModel.load(model)
-    measured: Any = normalised(np.asarray(latencies))
+    try:
+        measured: Any = normalised(np.asarray(latencies), "latencies")
+    except ValueError:  # rows of unequal length
+        raise InputError("must be an array (3, 7) or (n, 3, 7) of numbers", field="latencies") from None
     slices = geometry("A100-40GB", double_memory=False)
     return Prediction(trained.predict(measured), trained.predict_speeds(measured, slices))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cotenant.api.arguments import checked
 from cotenant.api.tables import html_table, text_table
 from cotenant.core.errors import InputError
 from cotenant.core.serving import ServingPlan
@@ -42,6 +43,7 @@ class Planned:
         return text_table(*self._texts())
 
 
+@checked
 def plan(
     services: str | Path,
     *,
@@ -62,8 +64,6 @@ def plan(
     "slo=x0.8". `headroom`: factor on the rates to plan for, 1 to 100. `attainment`: fraction of simulated requests that
     must be in time, above 0 to 1; None: no simulation. InputError names what is wrong.
     """
-    if not isinstance(services, str | Path):
-        raise InputError("give the path of a services.yaml", field="services")
     if headroom is not None and not 1 <= headroom <= 100:
         raise InputError(f"a headroom of {headroom:g} is not between 1 and 100", field="headroom")
     if attainment is not None and not 0 < attainment <= 1:
