@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 MOST_POINTS = 260
-WINDOWS = 60
+WINDOWS = 6, 60  # fewest and most windows of a run
+WINDOW_REQUESTS = 5  # mean number of requests in a window, where the fewest and most windows allow it
 POINTS = 200  # number of points of a curve of latencies
 
 
@@ -41,21 +42,22 @@ def cdf_points(values: Floats) -> dict[str, Any]:
 
 
 class Windows:
-    """A run of duration `length`, divided into WINDOWS equal windows; `at`: time at which each request came, in the
-    same unit.
+    """A run of duration `length`, divided into equal windows, of which a run with few requests has fewer; `at`: time at
+    which each request came, in the same unit.
     """
 
     def __init__(self, at: Floats, length: float) -> None:
-        edges = np.linspace(0.0, length, WINDOWS + 1)
+        self.count = int(np.clip(len(at) // WINDOW_REQUESTS, *WINDOWS))
+        edges = np.linspace(0.0, length, self.count + 1)
         self.middles: Floats = (edges[:-1] + edges[1:]) / 2
-        self._where = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, WINDOWS - 1)
+        self._where = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, self.count - 1)
 
     def attainment(self, mine: NDArray[np.bool_], good: NDArray[np.bool_]) -> list[float | None]:
         """Return for each window which share of the requests in `mine` is also in `good`; None for a window without
         requests in `mine`.
         """
-        sent = np.bincount(self._where[mine], minlength=WINDOWS)
-        kept = np.bincount(self._where[mine & good], minlength=WINDOWS)
+        sent = np.bincount(self._where[mine], minlength=self.count)
+        kept = np.bincount(self._where[mine & good], minlength=self.count)
         return [None if n == 0 else rounded(float(k / n)) for k, n in zip(kept, sent, strict=True)]
 
 

@@ -13,6 +13,8 @@ function layout(height, more) {
 }
 const axis = (title, more) => ({ title: { text: title }, gridcolor: css("--grid"), zerolinecolor: css("--line"), automargin: true, ...more });
 const OPTIONS = { displayModeBar: false, responsive: true };
+// a line needs two neighbouring windows with requests; a window without such a neighbour is drawn as a marker
+const lone = (y) => y.map((v, i) => (v != null && y[i - 1] == null && y[i + 1] == null ? 8 : 0));
 
 function drawDistribution(id) {
   const traces = DATA.models.map((m, i) => ({
@@ -52,7 +54,8 @@ function draw() {
   drawDistribution("ttft");
   drawDistribution("tpot");
   const traces = DATA.models.map((m, i) => ({
-    type: "scatter", mode: "lines", name: m.name, line: { color: color(i) }, x: DATA.windows_s, y: m.attainment,
+    type: "scatter", mode: "lines+markers", name: m.name, line: { color: color(i) }, x: DATA.windows_s, y: m.attainment,
+    marker: { size: lone(m.attainment), opacity: 1, line: { width: 0 } },
     hovertemplate: "%{x:.0f} s: %{y:.2%}<extra>" + m.name + "</extra>",
   }));
   Plotly.react("time", traces, layout(300, { xaxis: axis("s"), yaxis: axis("in time", { range: [0, 1.02], tickformat: ".0%" }) }), OPTIONS);

@@ -15,6 +15,8 @@ function layout(height, more) {
 const legendRows = () => (innerWidth < 600 ? 20 * DATA.services.length : 24);
 const axis = (title, more) => ({ title: { text: title }, gridcolor: css("--grid"), zerolinecolor: css("--line"), automargin: true, ...more });
 const OPTIONS = { displayModeBar: false, responsive: true };
+// a line needs two neighbouring windows with requests; a window without such a neighbour is drawn as a marker
+const lone = (y) => y.map((v, i) => (v != null && y[i - 1] == null && y[i + 1] == null ? 8 : 0));
 
 const busyText = (x) => `busy ${(x.busy * 100).toFixed(0)} %, cycle ${x.duty_ms.toFixed(1)} ms`;
 
@@ -67,7 +69,8 @@ function drawLatency() {
 
 function drawTime() {
   const traces = DATA.services.map((s, i) => ({
-    type: "scatter", mode: "lines", name: s.name, line: { color: color(i) }, x: DATA.windows_s, y: s.attainment,
+    type: "scatter", mode: "lines+markers", name: s.name, line: { color: color(i) }, x: DATA.windows_s, y: s.attainment,
+    marker: { size: lone(s.attainment), opacity: 1, line: { width: 0 } },
     hovertemplate: "%{x:.0f} s: %{y:.2%}<extra>" + s.name + "</extra>",
   }));
   // from the worst window to all: what lies below says nothing, and one that is always in time must not float in the middle
