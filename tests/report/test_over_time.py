@@ -42,16 +42,16 @@ def test_a_run_of_few_requests_has_few_windows(at: list[float], curves: int) -> 
         assert any(share is not None for share in shares) == mine.any()
 
 
-def drawn(script: str, data: dict[str, Any], tmp_path: Path) -> list[dict[str, Any]]:
-    """Return the traces of the chart over time that a page's script draws."""
+def drawn(script: str, data: dict[str, Any], tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the traces that a page's script draws, by chart."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
     file = tmp_path / "page.js"
     stands = STAND_INS.replace("DATA_TEXT", json.dumps(json.dumps(data)))
-    file.write_text("\n".join((stands, asset(script), "console.log(JSON.stringify(drawn.time));")))
+    file.write_text("\n".join((stands, asset(script), "console.log(JSON.stringify(drawn));")))
     done = subprocess.run([node, str(file)], check=True, timeout=60, capture_output=True, text=True)
-    return list(json.loads(done.stdout))
+    return dict(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize(("script", "key"), [("llm.js", "models"), ("serving.js", "services")])
@@ -63,7 +63,17 @@ def test_a_window_without_neighbours_is_drawn(script: str, key: str, tmp_path: P
         for n, y in enumerate(curves)
     ]
     data = {key: rows, "windows_s": [1, 2, 3, 4], "stays": [], "gpulets": []}
-    traces = drawn(script, data, tmp_path)
+    traces = drawn(script, data, tmp_path)["time"]
     assert [trace["y"] for trace in traces] == curves
     assert all("markers" in trace["mode"] for trace in traces)
     assert [[n for n, size in enumerate(trace["marker"]["size"]) if size] for trace in traces] == [[0, 2], [], [3]]
+
+
+@pytest.mark.parametrize(
+    ("script", "key", "charts"), [("llm.js", "models", ("ttft", "tpot")), ("serving.js", "services", ("latency",))]
+)
+def test_a_distribution_of_one_value_is_drawn(script: str, key: str, charts: tuple[str, ...], tmp_path: Path) -> None:
+    one: dict[str, Any] = {"x": [7], "y": [1], "promise": None}
+    row = {"name": "a", "attainment": [1], "ttft": one, "tpot": one, "latency_ms": [7], "share": [1], "slo_ms": None}
+    traces = drawn(script, {key: [row], "windows_s": [1], "stays": [], "gpulets": []}, tmp_path)
+    assert [(traces[chart][0]["x"], traces[chart][0]["y"]) for chart in charts] == [([7, 7], [0, 1])] * len(charts)

@@ -16,9 +16,12 @@ const OPTIONS = { displayModeBar: false, responsive: true };
 // a line needs two neighbouring windows with requests; a window without such a neighbour is drawn as a marker
 const lone = (y) => y.map((v, i) => (v != null && y[i - 1] == null && y[i + 1] == null ? 8 : 0));
 
+// a distribution rises from 0, so that one of a single value has a line, too
+const rising = (values, first) => (values.length ? [first, ...values] : []);
+
 function drawDistribution(id) {
   const traces = DATA.models.map((m, i) => ({
-    type: "scatter", mode: "lines", name: m.name, line: { color: color(i), shape: "hv" }, x: m[id].x, y: m[id].y,
+    type: "scatter", mode: "lines", name: m.name, line: { color: color(i), shape: "hv" }, x: rising(m[id].x, m[id].x[0]), y: rising(m[id].y, 0),
     hovertemplate: "%{x:.1f} ms: %{y:.2%}<extra>" + m.name + "</extra>",
   }));
   const shapes = DATA.models.flatMap((m, i) => (m[id].promise === null ? [] : [{
@@ -55,7 +58,7 @@ function draw() {
   drawDistribution("tpot");
   const traces = DATA.models.map((m, i) => ({
     type: "scatter", mode: "lines+markers", name: m.name, line: { color: color(i) }, x: DATA.windows_s, y: m.attainment,
-    marker: { size: lone(m.attainment), opacity: 1, line: { width: 0 } },
+    marker: { size: lone(m.attainment), opacity: 1, line: { width: 0 } }, cliponaxis: false,
     hovertemplate: "%{x:.0f} s: %{y:.2%}<extra>" + m.name + "</extra>",
   }));
   Plotly.react("time", traces, layout(300, { xaxis: axis("s"), yaxis: axis("in time", { range: [0, 1.02], tickformat: ".0%" }) }), OPTIONS);

@@ -55,10 +55,14 @@ function drawPlan() {
   }), OPTIONS);
 }
 
+// a distribution rises from 0, so that one of a single value has a line, too
+const rising = (values, first) => (values.length ? [first, ...values] : []);
+
 function drawLatency() {
   const traces = DATA.services.map((s, i) => ({
     type: "scatter", mode: "lines", name: s.name, line: { color: color(i), shape: "hv" },
-    x: s.latency_ms.map((ms) => (s.slo_ms ? ms / s.slo_ms : ms)), y: s.share, customdata: s.latency_ms,
+    x: rising(s.latency_ms, s.latency_ms[0]).map((ms) => (s.slo_ms ? ms / s.slo_ms : ms)), y: rising(s.share, 0),
+    customdata: rising(s.latency_ms, s.latency_ms[0]),
     hovertemplate: "%{customdata:.1f} ms: %{y:.2%}<extra>" + s.name + "</extra>",
   }));
   Plotly.react("latency", traces, layout(360 + legendRows(), {
@@ -70,7 +74,7 @@ function drawLatency() {
 function drawTime() {
   const traces = DATA.services.map((s, i) => ({
     type: "scatter", mode: "lines+markers", name: s.name, line: { color: color(i) }, x: DATA.windows_s, y: s.attainment,
-    marker: { size: lone(s.attainment), opacity: 1, line: { width: 0 } },
+    marker: { size: lone(s.attainment), opacity: 1, line: { width: 0 } }, cliponaxis: false,
     hovertemplate: "%{x:.0f} s: %{y:.2%}<extra>" + s.name + "</extra>",
   }));
   // from the worst window to all: what lies below says nothing, and one that is always in time must not float in the middle
