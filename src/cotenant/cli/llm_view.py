@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-HEADS = ("requests", "answered", "TTFT p50", "TTFT p99", "ms", "TPOT p50", "TPOT p99", "of ms", "in time",
+HEADS = ("requests", "answered", "TTFT p50", "TTFT p99", "TTFT SLO", "TPOT p50", "TPOT p99", "TPOT SLO", "in time",
          "good/s", "tokens/s", "switches", "move s")  # fmt: skip
-DISPENSABLE = ("move s", "tokens/s", "answered", "of ms", "ms", "good/s", "requests")
+DISPENSABLE = ("move s", "tokens/s", "answered", "TPOT SLO", "TTFT SLO", "good/s", "requests")
 
 
 def show(content: Mapping[str, Any], title: str) -> None:
@@ -25,7 +25,7 @@ def show(content: Mapping[str, Any], title: str) -> None:
     heads = [h for h in HEADS if h not in ("switches", "move s") or "gpus" in content]
 
     def build(shown: Sequence[str]) -> Table:
-        table = figures_table(title, "model", shown)
+        table = figures_table(f"{title}; TTFT and TPOT in ms", "model", shown)
         for name, row in rows.items():
             cells = _cells(row)
             table.add_row(escape(name), *(cells[head] for head in shown))
@@ -48,8 +48,8 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     moves = sum(row.get(k, 0) for k in ("starts", "evictions", "returns", "stops"))
     return {
         "requests": f"{row['requests']:,}", "answered": f"{row['answered']:,}",
-        "TTFT p50": at("ttft_ms", "p50"), "TTFT p99": at("ttft_ms", "p99"), "ms": target("ttft_target_ms"),
-        "TPOT p50": at("tpot_ms", "p50"), "TPOT p99": at("tpot_ms", "p99"), "of ms": target("tpot_target_ms"),
+        "TTFT p50": at("ttft_ms", "p50"), "TTFT p99": at("ttft_ms", "p99"), "TTFT SLO": target("ttft_target_ms"),
+        "TPOT p50": at("tpot_ms", "p50"), "TPOT p99": at("tpot_ms", "p99"), "TPOT SLO": target("tpot_target_ms"),
         "in time": "-" if row["attainment"] is None else f"{row['attainment']:.2%}",
         "good/s": f"{row['goodput_rps']:.2f}", "tokens/s": f"{row['output_tokens_per_s']:,.0f}",
         "switches": f"{moves:,}" if "starts" in row else "-",

@@ -64,7 +64,7 @@ def _table(content: dict[str, Any]) -> str:
     rows = []
     for name, row in {**content["models"], "all": content["total"]}.items():
         cells = "".join(f"<td>{_cell(key, row[key])}</td>" for key, _ in HEADS)
-        rows.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
+        rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
