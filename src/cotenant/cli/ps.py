@@ -39,6 +39,7 @@ def ps(
 def _print_tenants(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from cotenant.agent.config.by_hand import value_text
     from cotenant.cli.fitting import FILE_WIDTH, table_width, to_file
     from cotenant.cli.tenant_table import short_line, tenant_table
     from cotenant.core.print_table import print_table
@@ -72,6 +73,10 @@ def _print_tenants(answer: dict[str, Any]) -> None:
                 console.print(line, style="red", highlight=False)
             if text := sms_text(share.get("sms")):
                 console.print(f"{tenant['name']}: {text} of GPU {share['index']}", style="dim", highlight=False)
+        for name, row in tenant["set_by_hand"].items():
+            text = f"{value_text(name, row['value'])} was set by hand; the configuration file has"
+            text = f"{tenant['name']}: {text} {value_text(name, row['file'], named=False)}"
+            console.print(text, style="dim", highlight=False)
         for text in tenant["warnings"]:
             console.print(f"[yellow]{tenant['name']}[/yellow]: {text}", highlight=False)
     host = answer["agent"]["swap_memory"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent import processes
+from cotenant.agent.config.by_hand import SETTABLE, by_hand_rows, changed_by_hand, value_text
 from cotenant.agent.config.choices import FIELDS, choose, differs
 from cotenant.agent.config.colocation import changed
 from cotenant.agent.config.files import TenantSpec, check_spec
@@ -178,6 +179,11 @@ class Operations:
             )
         if tenant.owner or not any(numbers.values()):
             return
+        for key in tenant.by_hand.keys() & numbers.keys():
+            if numbers[key] and numbers[key] != getattr(tenant.spec, key):  # request 0: the launcher chose none
+                has = value_text(key, getattr(tenant.spec, key))
+                option = FIELDS[key].option
+                raise InputError(f"{tenant.name} has {has}, set by hand: leave out {option}", field="--name")
         spec = check_spec(choose(tenant.spec, numbers))
         if self._lives.idle(tenant):
             self._lives.choose(tenant, spec)
@@ -245,14 +251,17 @@ class Operations:
         tenant = self._find(order)
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not change shares on this agent")
-        allowed = ("request", "limit", "memory_bytes", "priority", "weight", "copy_weight")
-        changes = {key: _number(order, key) for key in allowed if order.get(key) is not None}
+        changes = {key: _number(order, key) for key in SETTABLE if order.get(key) is not None}
         if not changes:
-            raise InputError(f"nothing to change: give one of {', '.join(allowed)}")
-        spec = dataclasses.replace(tenant.spec, **changes)
-        await self._prepare_change(tenant, spec)
-        when = self._lives.change(tenant, dataclasses.replace(tenant.spec, **changes))
-        return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
+            raise InputError(f"nothing to change: give one of {', '.join(SETTABLE)}")
+        await self._prepare_change(tenant, dataclasses.replace(tenant.spec, **changes))
+        tenants = self._rows.in_force.config.tenants if tenant.declared else ()
+        declared = next((spec for spec in tenants if spec.name == tenant.name), None)
+        spec, by_hand = changed_by_hand(tenant.spec, declared, tenant.by_hand, changes)
+        when = self._lives.change(tenant, spec)
+        tenant.by_hand = by_hand
+        now = {key: getattr(tenant.spec, key) for key in SETTABLE}
+        return {"name": tenant.name, "holds": when, **now, "set_by_hand": by_hand_rows(tenant.spec, by_hand)}
 
     async def colocation(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Change the co-location settings that the order names; return all settings and the latency-sensitive

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent.audit.processes import UnseenWatch
+from cotenant.agent.config.by_hand import by_hand_rows
 from cotenant.agent.config.files import InForce
 from cotenant.agent.control.shortfalls import Shortfalls
 from cotenant.agent.copies.links import Copies
@@ -125,6 +126,7 @@ class Rows:
             "class": work_kind(spec),
             "oversubscribe": spec.oversubscribe,
             "declared": tenant.declared,
+            "set_by_hand": by_hand_rows(spec, tenant.by_hand),
             "holder": tenant.owner._asdict() if tenant.owner else None,
             "state": self._state(tenant),
             "age_s": (now_ns - tenant.created_ns) / 1e9,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.abi.protocol import MessageType
+from cotenant.agent.config.by_hand import kept_by_hand
 from cotenant.agent.config.choices import keep_choice
 from cotenant.agent.config.files import AgentConfig, InForce, TenantSpec
 from cotenant.agent.copies.links import Copies
@@ -68,6 +69,9 @@ class Reconfigure:
             self._lives.add(spec, uid, declared=True)
             return
         tenant.declared, tenant.uid = True, uid
+        spec, tenant.by_hand, replaced = kept_by_hand(spec, tenant.spec, tenant.by_hand)
+        for sentence in replaced:
+            LOG.warning(sentence)
         if spec.mechanism == mechanisms.AUTO:
             spec = dataclasses.replace(spec, mechanism=tenant.spec.mechanism)
         if spec.choices is not None and not self._lives.idle(tenant):
@@ -101,7 +105,7 @@ class Reconfigure:
         listed = {spec.name for spec in config.tenants}
         for tenant in list(self._registry.tenants.values()):
             if tenant.declared and tenant.name not in listed:
-                tenant.declared = False
+                tenant.declared, tenant.by_hand = False, {}
                 self._lives.give_up(tenant)
         self.admit_declared()
         LOG.info(f"configuration applied: {len(config.tenants) - len(self._in_force.left_out)} tenants")

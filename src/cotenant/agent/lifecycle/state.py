@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cotenant.agent.config.by_hand import SETTABLE
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.swap_orders import MoveCount
@@ -43,6 +44,8 @@ class SavedTenant:
         held = data.get("held")
         self.held = ControlGroup(Path(held[0]), bool(held[1])) if held else None
         self.short_since = {str(uuid): int(ns) for uuid, ns in (data.get("short_since") or {}).items()}
+        by_hand = data.get("by_hand") or {}
+        self.by_hand = {name: by_hand[name] for name in SETTABLE if name in by_hand}
         self.moves = MoveCount(**data.get("moves") or {})
         self.processes = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("processes", ())]
 
@@ -145,6 +148,7 @@ class StateFile:
             "launcher": tenant.launcher,
             "timeout_s": tenant.timeout_s,
             "declared": tenant.declared,
+            "by_hand": dict(tenant.by_hand),
             "holder": tenant.owner,
             "held": (str(held.path), held.made) if held else None,
             "short_since": dict(tenant.short_since),

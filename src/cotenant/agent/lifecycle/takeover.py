@@ -46,6 +46,8 @@ def take_over(
             LOG.warning(f"tenant {saved.spec.name} of the previous agent is not taken over: {error}")
             continue
         tenant.timeout_s = saved.timeout_s
+        if saved.spec.name in declared:
+            tenant.by_hand = saved.by_hand
         if saved.alive:  # a tenant without processes wants no GPU time, so it does not get less than it wants
             tenant.short_since = saved.short_since
         if saved.moves != MoveCount():

@@ -42,6 +42,8 @@ class Tenant:
     uid: int
     enforcement: Enforcement
     declared: bool = False
+    # setting of a declared tenant that was changed by hand -> the configuration file's value at that time
+    by_hand: dict[str, Any] = field(default_factory=dict)
     owner: Owner | None = None  # the pod or job for which the tenant is held
     root: ProcessKey | None = None
     # the program has ended, but processes of its group or with the tenant's token may still run
