@@ -49,6 +49,20 @@ def finish_s(record: Record) -> list[float]:
     return [times[job] for job in range(record.jobs.height)]
 
 
+@pytest.mark.parametrize("policy", ["gavel", "sia", "sia-fast", "pollux", "tesserae"])
+def test_progress_is_told_in_every_round(tmp_path: Path, policy: str) -> None:
+    """A policy may take seconds per round, and the events of a whole small run fit the engine's buffers."""
+    name = profile(tmp_path, m={"rate": {FAST: {"1": 1.0}}, "restart_s": 1.0})
+    jobs = trace(*(("m", 0.0, 1.0, 25.0 * (k + 1)) for k in range(3)))
+    told: list[tuple[int, int]] = []
+    options = ElasticOptions(policy, profiles=name, lease_s=10.0)
+    _, outcome = run_elastic(jobs, cluster((1, 4, FAST)), options, progress=lambda done, of: told.append((done, of)))
+    assert len(told) > outcome.solver["solves"] >= 3  # and once at the end
+    assert told == sorted(told)
+    assert {done for done, _ in told} == {0, 1, 2, 3}
+    assert {of for _, of in told} == {3}
+
+
 def test_a_job_alone_grows_by_doubling(tmp_path: Path) -> None:
     """1, 2, then 4 GPUs at 1, 1.5 and 2 units a second, rounds of 10 s, restarts of 2 s: 10 and 8 x 1.5 in two rounds,
     the other 28 at 2 a second after 2 s more."""

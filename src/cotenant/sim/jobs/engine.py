@@ -220,6 +220,8 @@ def run_window(
             )
         if status == kernel.NEED_CHOICE:
             choose(window.world)
+            if progress is not None:  # a policy may take long to decide; the events of many rounds fit the buffers
+                progress(window.finished, window.jobs)
             continue
         _flush(window, writer)
         if progress is not None:
