@@ -13,11 +13,13 @@ from cotenant.core.units import (
     counted,
     format_memory,
     parse_bytes,
+    parse_fraction,
     parse_memory,
     parse_memory_or_zero,
     parse_rate_per_s,
     parse_seconds,
 )
+from cotenant.workloads.jobs.generate import MAX_LOAD, Workload, generate
 
 
 @pytest.mark.parametrize(
@@ -85,3 +87,17 @@ def test_a_cluster_describes_itself() -> None:
 def test_what_no_number_can_hold_is_one_sentence(parse: Any, text: str) -> None:
     with pytest.raises(InputError, match="is not a finite number"):
         parse(text, "field")
+
+
+@pytest.mark.parametrize(("text", "meant"), [("30", "30% or 0.3"), ("90", "90% or 0.9"), ("250", "30% or 0.3")])
+def test_a_percentage_without_its_sign_is_answered_with_both_forms(text: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"write {meant}"):
+        parse_fraction(text, "--request")
+
+
+def test_an_offered_load_may_be_over_100_percent_but_no_percentage_without_its_sign() -> None:
+    assert parse_fraction("150%", "load", most=MAX_LOAD) == 1.5
+    with pytest.raises(InputError, match=r"over 1000%.*write 90% or 0\.9"):
+        parse_fraction("90", "load", most=MAX_LOAD)
+    with pytest.raises(InputError, match="a load of 90 is not above 0 and at most 10"):
+        generate(Workload(10, load=90, cluster_gpus=8), {"image": ("a",), "language": ("b",), "speech": ("c",)})

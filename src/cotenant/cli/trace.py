@@ -118,7 +118,7 @@ def generate(
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_fraction, parse_rate_per_s, parse_seconds
     from cotenant.profiles.training.tables import load_profiles
-    from cotenant.workloads.jobs.generate import Generated, Workload
+    from cotenant.workloads.jobs.generate import MAX_LOAD, Generated, Workload
     from cotenant.workloads.jobs.generate import generate as draw
     from cotenant.workloads.jobs.write import check_native_name, write_native
 
@@ -140,7 +140,7 @@ def generate(
         jobs=jobs,
         like=like,
         rate_per_s=pace,
-        load=parse_fraction(load, field="load", most=100.0) if load is not None else None,
+        load=parse_fraction(load, field="load", most=MAX_LOAD) if load is not None else None,
         cluster_gpus=cluster.total_gpus if cluster else None,
         arrivals=arrivals or "",
         durations=durations or "",

@@ -110,7 +110,8 @@ def parse_fraction(text: str | float, field: str | None = None, *, most: float =
         raise InputError(f"unknown unit {unit!r} in {text!r}; write it like 30% or 0.3", field=field)
     value = number / 100.0 if unit == "%" else number
     if value > most:
-        hint = " (a plain number is a fraction: write 30% or 0.3)" if not unit else ""
+        meant_as = number if number <= 100 * most else 30
+        hint = "" if unit else f" (a plain number is a fraction: write {meant_as:g}% or {meant_as / 100:g})"
         raise InputError(f"{text!r} is over {most:.0%}{hint}", field=field)
     return value
 

@@ -28,7 +28,7 @@ from cotenant.sim.jobs.options import TrainingConfig
 from cotenant.sim.jobs.point import PolicyRun
 from cotenant.sim.partition_options import PartitionOptions
 from cotenant.workloads.clusters.forms import parse_cluster
-from cotenant.workloads.jobs.generate import Workload, generate
+from cotenant.workloads.jobs.generate import MAX_LOAD, Workload, generate
 from cotenant.workloads.jobs.select import load_trace
 from cotenant.workloads.trace_options import TraceOptions
 
@@ -294,7 +294,7 @@ def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
         jobs=_whole(point["jobs"], "jobs"),
         like=str(point.get("like", "synergy")),
         rate_per_s=rate,
-        load=parse_fraction(load, "load", most=100.0) if load is not None else None,
+        load=parse_fraction(load, "load", most=MAX_LOAD) if load is not None else None,
         cluster_gpus=cluster.total_gpus,
         seed=seed,
         **texts,

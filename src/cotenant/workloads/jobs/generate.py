@@ -27,6 +27,7 @@ from cotenant.workloads.jobs.split import assign_models
 from cotenant.workloads.trace_options import DEFAULT_SEED, DEFAULT_SPLIT
 
 MAX_JOBS = 100_000_000
+MAX_LOAD = 10.0  # a larger number is a percentage without its sign
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,9 @@ def _check(workload: Workload) -> Preset:
         raise InputError("static arrivals have no rate; leave --rate and --load out", field="arrivals")
     if workload.rate_per_s is not None:
         check_rate(workload.rate_per_s)
-    if workload.load is not None and not 0 < workload.load <= 100:
-        raise InputError(f"a load of {workload.load:g} is not above 0 and at most 100 (0.9 is 90 %)", field="load")
+    if workload.load is not None and not 0 < workload.load <= MAX_LOAD:
+        what = f"a load of {workload.load:g} is not above 0 and at most {MAX_LOAD:g} (0.9 is 90 %)"
+        raise InputError(what, field="load")
     if workload.load is not None and not workload.cluster_gpus:
         raise InputError("--load is a fraction of a cluster; add --cluster, such as --cluster 16x8", field="load")
     return preset
