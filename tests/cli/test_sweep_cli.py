@@ -80,6 +80,25 @@ def test_set_goes_over_the_file(undisturbed: tuple[Path, Path], tmp_path: Path) 
     assert [r["seed"] for r in runs] == [3, 4]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("ordering=[las,foo]", "--set ordering: unknown ordering 'foo'"),
+        ("gpu=[A100-40GB,Z9]", "--set gpu: "),
+        ("load=[0.9,90]", "--set load: 90 is over 1000%"),
+        ("lode=0.9", "--set lode: is not an option of a sweep; did you mean load?"),
+        ("max_jobs=3", "--set max_jobs: cannot be used with a generated trace"),
+    ],
+)
+def test_a_wrong_value_of_set_is_not_blamed_on_the_file(
+    undisturbed: tuple[Path, Path], tmp_path: Path, change: str, said: str
+) -> None:
+    file, _ = undisturbed
+    result = cotenant("sweep", file, "--out", tmp_path / "out", "--set", change)
+    assert result.code == 2
+    assert result.err.startswith(f"cotenant: {said}")
+
+
 def test_paths_are_relative_to_the_file_and_a_changed_trace_runs_anew(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()

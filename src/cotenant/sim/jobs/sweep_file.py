@@ -90,7 +90,8 @@ def read_sweep(path: Path, changes: Sequence[str] = ()) -> Sweep:
     read = _load(path)
     with read.located():
         options = _checked(read.content, path)
-    options |= _changes(changes)
+    changed = _changes(changes)
+    options |= changed
     title = str(options.pop("title", path.stem))
     axes = {name: value for name, value in options.items() if isinstance(value, list) and len(value) > 1}
     fixed = {
@@ -99,8 +100,14 @@ def read_sweep(path: Path, changes: Sequence[str] = ()) -> Sweep:
     sweep = Sweep(title, fixed, axes)
     if len(sweep) > MAX_POINTS:
         raise InputError(f"has {len(sweep):,} combinations; at most {MAX_POINTS:,}", file=path)
-    with read.located():
-        _check_points(sweep, path)
+    try:
+        with read.located():
+            _check_points(sweep, path)
+    except InputError as error:
+        name = (error.field or "").replace("-", "_")
+        if name not in changed or error.file != str(path):
+            raise
+        raise InputError(error.message, field=f"--set {name}") from None
     return sweep
 
 
@@ -122,7 +129,10 @@ def _changes(texts: Sequence[str]) -> Point:
             raise InputError(f"the value of {text!r} is not YAML", field="set") from None
         if not equals or raw[name.strip()] is None:
             raise InputError(f"{text!r} is not NAME=VALUE, such as seed=[1,2,3]", field="set")
-    options = _checked(raw, None)
+    try:
+        options = _checked(raw, None)
+    except InputError as error:
+        raise InputError(error.message, field=f"--set {error.field}") from None
     here = Path.cwd()
     for name, value in options.items():
         if isinstance(value, list):
