@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from cotenant.cli.policies import policy_lists
+
 CLUSTER = """
 nodes:
   - {count: 1, gpus: 4, gpu: V100-16GB, cpus: 16, memory: 100GiB}
@@ -62,3 +64,17 @@ def test_what_makes_no_sense_is_refused(call: Any, run: tuple[str, ...], more: t
     code, _, err = call(*run, *more)
     assert code == 2
     assert word in err
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("gavell", "mean gavel?"), ("Mso", "mean miso?"), ("Sia", "mean sia?"), ("las", "--ordering las"), ("zzz", "")],
+)
+def test_an_unknown_policy_is_answered_with_all_names(call: Any, name: str, hint: str) -> None:
+    """Before any file is read: the trace does not exist."""
+    code, _, err = call("simulate", "--trace", "nowhere.csv", "--cluster", "1x8", "--policy", name)
+    assert code == 2
+    assert f"unknown policy {name!r}" in err
+    assert hint in err
+    known = err.rpartition("known: ")[2].strip().split(", ")
+    assert set(known) == set(policy_lists()["policy"])

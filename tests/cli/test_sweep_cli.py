@@ -239,7 +239,7 @@ def test_partition_policies_are_runs_of_a_sweep_as_of_simulate(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("policy: [sia, siaa]", "unknown policy 'siaa'; known: gavel"),
+        ("policy: [sia, siaa]", "unknown policy 'siaa'; did you mean sia?"),
         ("policy: sia\nordering: [fifo, las]", "field ordering: is for job policies; policy sia does not have it"),
         ("policy: miso\nlease: 60s", "lease is for job policies; policy miso does not have it"),
         ("policy: sia\nlayout: 3,2,2", "layout is for partition policies"),

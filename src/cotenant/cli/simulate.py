@@ -88,7 +88,9 @@ def simulate(
     if partition_options.policy is not None:
         from cotenant.cli.simulate_elastic import is_elastic, run_elastic_policy
         from cotenant.cli.simulate_partition import ratios, run_others, run_policy
+        from cotenant.policy.names import check_policy
 
+        check_policy(partition_options.policy)
         check_outputs(out, html, jct_csv)
         if is_elastic(partition_options.policy):
             ran = run_elastic_policy(

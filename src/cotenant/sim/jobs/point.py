@@ -13,6 +13,7 @@ from cotenant.core.errors import InputError
 from cotenant.core.work import Trace
 from cotenant.policy.elastic.registry import ELASTIC, find_elastic
 from cotenant.policy.mig.decide import POLICIES
+from cotenant.policy.names import check_policy
 from cotenant.profiles.training.elastic import load_elastic
 from cotenant.profiles.training.tables import load_profiles
 from cotenant.sim.jobs.elastic import ElasticOptions, elastic_options, run_elastic
@@ -66,9 +67,7 @@ class PolicyRun:
             options = elastic_options(name, given)
             known = load_elastic(options.profiles or find_elastic(name).profiles)
             return cls("elastic", Models(known.classes, lengths=False), elastic=options)
-        if name not in POLICIES:
-            known_names = ", ".join((*ELASTIC, *POLICIES))
-            raise InputError(f"unknown policy {name!r}; known: {known_names}", field="policy")
+        check_policy(name)
         for option in given:
             if option not in SHARED:
                 raise InputError(f"{option} is for job policies; policy {name} does not have it", field=option)
