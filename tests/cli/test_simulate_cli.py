@@ -40,6 +40,22 @@ def by_hand(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_trace_without_its_option_is_answered_with_the_command(by_hand: Path, replay: Path, tmp_path: Path) -> None:
+    philly = tmp_path / "philly.csv"
+    philly.write_text("timestamp,duration,num_gpus\n0,10,1\n")
+    nodes = tmp_path / "nodes.csv"
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\nn0,1,1,1,T4\n")
+    for given, named in (
+        (by_hand, by_hand), (replay, f"synergy:{replay}"), (philly, f"philly:{philly}"),
+        (f"helios:{by_hand}", f"helios:{by_hand}"),
+    ):  # fmt: skip
+        for more in ((), ("--cluster", "4x8", "--ordering", "las")):
+            result = cotenant("simulate", given, *more)
+            assert (result.code, result.err) == (2, f"cotenant: {given} is a job trace; write --trace {named}\n")
+    assert "needs gpus and services" in cotenant("simulate", nodes).err  # a list of nodes is no trace
+    assert "nowhere.csv" in cotenant("simulate", "nowhere.csv").err
+
+
 @pytest.fixture
 def replay(tmp_path: Path) -> Path:
     """A replay file of the public simulator: headerless id, model, arrival_s, iterations, gpus."""

@@ -24,7 +24,14 @@ MARKS = ("--arrivals", "--duration", "--plan")
 
 
 def wanted(args: list[str]) -> bool:
-    """Whether the arguments of `simulate` name a services file rather than a trace."""
+    """Whether the arguments of `simulate` name a services file. InputError if the first is a job trace instead."""
+    if args and not args[0].startswith("-"):
+        from cotenant.core.errors import InputError
+        from cotenant.workloads.jobs.registry import trace_of
+
+        trace = trace_of(args[0])
+        if trace is not None:
+            raise InputError(f"{args[0]} is a job trace; write --trace {trace}")
     return bool(args) and (not args[0].startswith("-") or any(a.partition("=")[0] in MARKS for a in args))
 
 

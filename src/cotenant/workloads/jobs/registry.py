@@ -12,6 +12,7 @@ from cotenant.workloads.jobs.recognise import looks_like
 from cotenant.workloads.table import MissingColumnError, OtherFormatError
 from cotenant.workloads.trace_options import TraceOptions
 
+FIRST_LINE_BYTES = 1 << 16  # of a file whose format is unknown, at most this much of the first line is read
 # format -> (module with the function `read(path, options) -> Trace`, line of help)
 FORMATS: dict[str, tuple[str, str]] = {
     "native": ("cotenant.workloads.jobs.native", "CSV or Parquet: id, arrival_s, gpus, duration_s or iterations, ..."),
@@ -74,6 +75,24 @@ def read_trace(spec: str, options: TraceOptions | None = None) -> Trace:
             field=other.field,
         ) from None
     return trace
+
+
+def trace_of(name: str) -> str | None:
+    """Return how `--trace` names the job trace `name`, a path with or without a format. None if it is no job trace. A
+    text file is recognized by its first line; Parquet files always count as traces.
+    """
+    form, colon, path = name.partition(":")
+    if colon and path and form in FORMATS:
+        return name
+    suffix = Path(name).suffix.lower()
+    if suffix in (".yaml", ".yml") or not Path(name).is_file():
+        return None
+    if suffix == ".parquet":
+        return name
+    with Path(name).open("rb") as file:
+        line = file.readline(FIRST_LINE_BYTES).decode("utf-8", errors="replace")
+    form = looks_like([cell.strip().strip('"') for cell in line.split(",")]) or "--"
+    return None if form.startswith("--") else f"{form}{name}".removeprefix("native:")
 
 
 def _listed() -> str:
