@@ -67,6 +67,20 @@ def test_ten_tenants_have_ten_colours_and_keep_them(browser: Any, stage: Stage) 
     assert len(set(after.values())) == 9
 
 
+def test_models_that_are_on_a_gpu_have_its_memory(browser: Any, stage: Stage) -> None:
+    gpu = {"node": "n", "index": 0, "model": "H100", "memory_bytes": 512, "memory_used_bytes": 512, "granted": False}
+    here, away = ({"state": "resident", "gpu": "g", "memory_bytes": 256}, {"state": "evicted", "memory_bytes": 0})
+    stage.rows = [("sources", "models", {"name": "n", "kind": "models", "ok": True}), ("gpus", "g", gpu)]
+    stage.rows += [("models", name, here if name != "c" else away) for name in "abc"]
+    browser.get(stage.server.url)
+    until(lambda: "100 %" in text(browser, "#totals"))
+    assert text(browser, ".gpu .legend").split() == ["a", "b"]
+    assert "free" not in text(browser, "#gpus")
+    assert "granted" not in text(browser, "#gpus")
+    assert "given away" not in text(browser, "#totals")
+    assert not complaints(browser)
+
+
 def test_a_gpu_that_two_tenants_have_at_once_is_in_use_once(browser: Any, stage: Stage) -> None:
     """After a kernel has hung for `stuck_after`, others run beside it, and each has the GPU for the whole window."""
     stage.rows = [(s, key, fields | ({"got": 1.0} if s == "shares" else {})) for s, key, fields in tenant_rows(2)]

@@ -96,7 +96,7 @@ def test_a_server_does_not_start_beside_one_with_a_model_of_the_same_name(
 ) -> None:
     monkeypatch.setattr(hosts, "NAME_FREE_S", -1.0)
     tenant = {"name": "b", "declared": False, "holder": None, "root_pid": None, "pids": [], "state": "no GPU yet"} | row
-    gpus = [{"index": 0, "uuid": "GPU-a", "memory_bytes": 6 << 30}]
+    gpus = [{"index": 0, "uuid": "GPU-a", "name": "X", "memory_bytes": 6 << 30}]
     monkeypatch.setattr(AgentHost, "_call_once", lambda *_: {"gpus": gpus, "tenants": [tenant]})
     models: Any = tuple(SimpleNamespace(name=name, memory=1 << 30) for name in "ab")
     keeper = Keeper()
@@ -117,7 +117,7 @@ def test_a_program_waits_for_the_end_of_one_of_an_earlier_server(
 ) -> None:
     rows = [{"name": "a", "declared": False, "holder": None, "root_pid": 7, "pids": [], "state": "running"}]
     lists = [rows, rows, []]
-    gpus = [{"index": 0, "uuid": "GPU-a", "memory_bytes": 6 << 30}]
+    gpus = [{"index": 0, "uuid": "GPU-a", "name": "X", "memory_bytes": 6 << 30}]
     monkeypatch.setattr(
         AgentHost, "_call_once", lambda _, op: {"gpus": gpus, "tenants": lists.pop(0) if op == "list" else []}
     )
@@ -172,7 +172,7 @@ def test_a_program_is_known_to_the_keeper_before_the_agent_has_answered(
 
 def test_models_that_host_memory_never_holds_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     models: Any = [SimpleNamespace(name=name, memory=gib << 30) for name, gib in (("a", 1), ("b", 3), ("c", 4))]
-    gpus = [{"index": 0, "uuid": "GPU-a", "memory_bytes": 6 << 30}]
+    gpus = [{"index": 0, "uuid": "GPU-a", "name": "X", "memory_bytes": 6 << 30}]
     keeper = Keeper()
     for most in (2 << 30, 4 << 30, None):
         host = AgentHost(ModelGpusEntry(count=1), tuple(models), tmp_path, keeper, most)
@@ -196,7 +196,7 @@ def test_models_use_the_gpus_of_cuda_visible_devices(
     own: bool, visible: str | None, count: int, used: list[str] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent that the server starts also leaves the other GPUs alone."""
-    every = [{"index": i, "uuid": f"GPU-{name}", "memory_bytes": 1 << 30} for i, name in enumerate("ab")]
+    every = [{"index": i, "uuid": f"GPU-{name}", "name": "X", "memory_bytes": 1 << 30} for i, name in enumerate("ab")]
     started: list[str] = []
 
     def answer(host: AgentHost, _: str) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def test_an_own_agent_may_reserve_the_host_memory_of_the_file(
     def answer(host: AgentHost, _: str) -> dict[str, Any]:
         if not started:
             raise WorkError("no agent runs here")
-        gpus = [{"index": 0, "uuid": "GPU-a", "memory_bytes": 1 << 30}]
+        gpus = [{"index": 0, "uuid": "GPU-a", "name": "X", "memory_bytes": 1 << 30}]
         return {"gpus": gpus, "swap_memory": {"budget_bytes": started[0]}}
 
     async def spawn(command: list[str], log: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 STYLES = {"resident": "green", "cold": "dim", "evicted": "dim"}
 COLUMNS = ("TTFT ms", "SLO", "in time", "TPOT ms", "SLO", "failed", "switches", "took")
+OF_STREAMS = "TTFT (p50 / p99), in time (TTFT within its SLO) and TPOT (p50) are of streamed answers only."
 
 
 def screen(status: dict[str, Any], base: str, lost: str = "") -> RenderableType:
@@ -38,13 +39,14 @@ def screen(status: dict[str, Any], base: str, lost: str = "") -> RenderableType:
         table.add_row(
             Text(row["name"], style="red" if row["fault"] else ""),
             Text(row["state"], style=STYLES.get(row["state"], "yellow")),
-            "-" if row["gpu"] is None else str(row["gpu"]), format_bytes(row["memory_bytes"]), f"{row['waiting']:,}",
-            f"{row['open']:,}", Text(f"{_ms(row['ttft_ms'])} / {_ms(row['ttft_p99_ms'])}", style="red" if late else ""),
+            *(("-", "-") if row["gpu"] is None else (str(row["gpu"]), format_bytes(row["gpu_memory_bytes"]))),
+            f"{row['waiting']:,}", f"{row['open']:,}",
+            Text(f"{_ms(row['ttft_ms'])} / {_ms(row['ttft_p99_ms'])}", style="red" if late else ""),
             format_ms(row["ttft_slo_ms"]), "-" if row["attainment"] is None else f"{row['attainment']:.1%}",
             _ms(row["tpot_ms"]), format_ms(row["tpot_slo_ms"]), f"{failed:,}", f"{sum(row['switches'].values()):,}",
             f"{sum(row['switch_s'].values()):.1f} s",
         )  # fmt: skip
-    parts: list[RenderableType] = [head, Text(), table]
+    parts: list[RenderableType] = [head, Text(), table, Text(OF_STREAMS, style="dim")]
     faults = [f"{row['name']}: {row['fault']}" for row in status["models"] if row["fault"]]
     if faults:
         parts += [Text(), *(Text(f"\u26a0 {text}", style="yellow") for text in faults[:6])]

@@ -9,7 +9,8 @@ Sections and their fields (times in seconds, shares as fractions 0..1, memory in
 
     sources    one row per component: name, kind (agent, server, models, fleet), address, ok, note
     gpus       node, index, model, memory_bytes, memory_used_bytes, holder (the tenant whose turn it is),
-               promised (sum of the fractions that tenants are due)
+               promised (sum of the fractions that tenants are due), granted (false: the component grants memory of this
+               GPU and no fractions of its time)
     shares     one row per tenant, service or job on a GPU: gpu (key of a GPU), tenant, kind (job, service, tenant),
                mechanism (by which the GPU is shared), granted (fraction of the GPU that it is due), limit (fraction
                that it may use at most), got (fraction that it has used lately), short_s (for how long it has got less
@@ -24,8 +25,9 @@ Sections and their fields (times in seconds, shares as fractions 0..1, memory in
     services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped and failed (numbers of requests), queue (number of
                waiting requests), places (the GPUs that it runs on, in words), state,
                part_of (the application of which the service is a stage)
-    models     state, gpu (key of a GPU), memory_bytes, queue (number of waiting requests), open (number of requests
-               that the program serves), ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms, tpot_slo_ms, attainment,
+    models     state, gpu (key of the GPU that it is on), memory_bytes (on that GPU), queue (number of waiting
+               requests), open (number of requests that the program serves), ttft_ms, ttft_p99_ms, ttft_slo_ms,
+               tpot_ms, tpot_slo_ms, attainment (these times and the share are of streamed answers),
                switches and switch_s (number and total time of starts, evictions, restores and stops), failed
                (number of requests), fault (why the model is unavailable)
     jobs       name, state, reason (of the state), gpus and place (words), progress (fraction done), waited_s, ran_s

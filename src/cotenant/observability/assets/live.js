@@ -48,8 +48,10 @@ function make(tag, props = {}, ...children) {
 // A tenant's colour comes from its name, so it is the same on every page; where another has it already, the one that is
 // used least by those who are here. Whoever has a colour keeps it.
 const hues = new Map();
+// Language models that are on a GPU have a part of its memory, and of its time what they use.
+const residents = () => [...rows.models.values()].filter((row) => row.gpu != null).map((row) => ({ tenant: row.key, gpu: row.gpu, memory_bytes: row.memory_bytes }));
 function giveColors() {
-  const names = new Set([...rows.shares.values()].map((share) => share.tenant));
+  const names = new Set([...rows.shares.values(), ...residents()].map((share) => share.tenant));
   const uses = Array(10).fill(0);
   for (const [name, hue] of hues) if (names.has(name)) uses[hue] += 1; else hues.delete(name);
   for (const name of names) if (!hues.has(name)) {
@@ -96,7 +98,7 @@ function gathered(shares) {
 function drawGpus() {
   giveColors();
   const byGpu = new Map();
-  for (const share of rows.shares.values()) (byGpu.get(share.gpu) ?? byGpu.set(share.gpu, []).get(share.gpu)).push(share);
+  for (const share of [...rows.shares.values(), ...residents()]) (byGpu.get(share.gpu) ?? byGpu.set(share.gpu, []).get(share.gpu)).push(share);
   const cards = [...rows.gpus.values()].sort((a, b) => a.node.localeCompare(b.node) || a.index - b.index).map((gpu) => {
     const all = byGpu.get(gpu.key) ?? [];
     const shares = gathered(all);
@@ -105,7 +107,7 @@ function drawGpus() {
       make("span", {}, name), segments(shares, (share) => share[field] ?? 0, total), make("b", {}, text));
     return make("article", { className: "gpu", ariaLabel: `GPU ${gpu.index} of ${gpu.node}` },
       make("h3", {}, `GPU ${gpu.index}`, make("span", {}, gpu.model), make("span", {}, gpu.node)),
-      line("granted", "granted", Math.max(1, sum("granted")), percent(sum("granted"))),
+      gpu.granted === false ? null : line("granted", "granted", Math.max(1, sum("granted")), percent(sum("granted"))),
       all.some((share) => share.got != null) ? line("got", "got", Math.max(1, sum("got")), percent(Math.min(1, sum("got")))) : null,
       gpu.memory_used_bytes != null ? line("memory", "memory_bytes", gpu.memory_bytes || 1, bytes(gpu.memory_used_bytes), true) : null,
       shares.length ? make("ul", { className: "legend" }, ...shares.map((share) => make("li", { title: share.tenant }, make("i", { style: { "--c": share.color } }), make("span", {}, share.tenant)))) : make("p", { className: "legend" }, "free"));
@@ -223,7 +225,7 @@ const MODELS = [
   { key: "name", name: "model", text: true, value: (row) => row.key, show: (row) => [row.key, row.fault ? small(row.fault, "bad") : null] },
   { key: "state", name: "state", show: (row) => pill(row.state, MODEL_KIND[row.state]) },
   { key: "gpu", name: "GPU", value: (row) => gpuName(row.gpu), show: (row) => gpuName(row.gpu) },
-  { key: "memory_bytes", name: "memory", less: true, show: (row) => bytes(row.memory_bytes) },
+  { key: "memory_bytes", name: "memory", less: true, show: (row) => bytes(row.memory_bytes || null) },
   { key: "queue", name: "queue", show: (row) => count(row.queue) },
   { key: "open", name: "open", show: (row) => count(row.open) },
   { key: "ttft_p99_ms", name: "TTFT p99 of SLO", show: (row) => ofSlo(row.ttft_p99_ms, row.ttft_slo_ms) },
@@ -255,13 +257,13 @@ function drawTotals() {
   const shares = [...rows.shares.values()], gpus = [...rows.gpus.values()], services = [...rows.services.values()], jobs = [...rows.jobs.values()];
   const total = (list, field) => list.reduce((sum, row) => sum + (row[field] ?? 0), 0);
   const tiles = [];
-  const measured = shares.filter((share) => share.got != null), told = gpus.filter((gpu) => gpu.memory_used_bytes != null);
+  const measured = shares.filter((share) => share.got != null), told = gpus.filter((gpu) => gpu.memory_used_bytes != null), granted = gpus.filter((gpu) => gpu.granted !== false);
   if (gpus.length) tiles.push(["GPUs", count(gpus.length)]);
-  if (gpus.length && measured.length) {
+  if (granted.length && measured.length) {
     const got = new Map(); // of each GPU: beside a kernel that hangs, several tenants have it at the same time
     for (const share of measured) got.set(share.gpu, (got.get(share.gpu) ?? 0) + share.got);
-    tiles.push(["GPU time in use", percent([...got.values()].reduce((sum, part) => sum + Math.min(1, part), 0) / gpus.length)]);
-  } else if (gpus.length) tiles.push(["GPUs given away", percent(total(shares, "granted") / gpus.length)]);
+    tiles.push(["GPU time in use", percent([...got.values()].reduce((sum, part) => sum + Math.min(1, part), 0) / granted.length)]);
+  } else if (granted.length) tiles.push(["GPUs given away", percent(total(shares, "granted") / granted.length)]);
   if (told.length) tiles.push(["memory in use", percent(total(told, "memory_used_bytes") / (total(told, "memory_bytes") || 1))]);
   const tenants = shares.filter((share) => share.kind == null || share.kind === "tenant");
   if (tenants.length) tiles.push(["tenants", count(new Set(tenants.map((share) => share.tenant)).size)], ["waiting for a turn", count(tenants.filter((share) => share.waiting).length)]);

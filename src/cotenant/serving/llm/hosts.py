@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +47,7 @@ class GpuRoom:
     index: int
     uuid: str
     memory_bytes: int
+    name: str = ""  # what kind of GPU this is, for people
 
 
 class Host(Protocol):
@@ -97,7 +98,7 @@ class PlainHost:
     agent = None
 
     def __init__(self, memory_bytes: int) -> None:
-        self.gpus = [GpuRoom(0, "", memory_bytes)]
+        self.gpus = [GpuRoom(0, "", memory_bytes, "main memory")]
 
     async def start(self) -> None:
         """See Host."""
@@ -163,8 +164,8 @@ class AgentHost:
         if len(found) < count:
             raise InputError(f"{whose} {len(found)} GPU{'s' * (len(found) != 1)}, not {count}", field="gpus.count")
         limit = self._wanted.memory
-        rooms = [GpuRoom(int(g["index"]), g["uuid"], int(g["memory_bytes"])) for g in found[:count]]
-        self.gpus = [GpuRoom(g.index, g.uuid, min(limit or g.memory_bytes, g.memory_bytes)) for g in rooms]
+        rooms = [GpuRoom(int(g["index"]), g["uuid"], int(g["memory_bytes"]), g["name"]) for g in found[:count]]
+        self.gpus = [replace(g, memory_bytes=min(limit or g.memory_bytes, g.memory_bytes)) for g in rooms]
         self._all_fit = count == 1 and sum(m.memory for m in self._models) <= self.gpus[0].memory_bytes
         large = [m.name for m in self._models if m.memory > (self._host_bytes or m.memory)]
         if large and self.moves and not self._all_fit:

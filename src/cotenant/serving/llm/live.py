@@ -11,6 +11,7 @@ from cotenant.observability import metrics as names
 from cotenant.observability.exposition import Exposition, Histogram
 from cotenant.observability.feed import Row
 from cotenant.policy.residency import Place
+from cotenant.policy.residency.models import AWAY
 from cotenant.serving.gateway.pages import Decisions
 from cotenant.serving.llm.dispatch import Dispatch, Model
 from cotenant.serving.llm.hosts import GpuRoom
@@ -25,8 +26,9 @@ def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
     met = [t <= entry.ttft_ms / 1e3 for t in stats.ttfts]
     state = "draining" if row.draining and row.place is Place.RESIDENT else row.place.value
     return {
-        "name": entry.name, "state": state, "gpu": gpus[row.gpu].index if row.gpu >= 0 else None,
-        "memory_bytes": entry.memory, "class": entry.class_, "priority": entry.priority, "kept": entry.keep > 0,
+        "name": entry.name, "state": state, "gpu": None if row.place in AWAY else gpus[row.gpu].index,
+        "memory_bytes": entry.memory, "gpu_memory_bytes": 0 if row.place in AWAY else entry.memory,
+        "class": entry.class_, "priority": entry.priority, "kept": entry.keep > 0,
         "waiting": row.waiting, "open": row.open,
         "ttft_ms": percentile_ms(stats.ttfts, 0.5), "ttft_p99_ms": percentile_ms(stats.ttfts, 0.99),
         "tpot_ms": percentile_ms(stats.tpots, 0.5), "ttft_slo_ms": entry.ttft_ms, "tpot_slo_ms": entry.tpot_ms,
@@ -48,8 +50,7 @@ def status(dispatch: Dispatch, gpus: list[GpuRoom], started_s: float) -> dict[st
 
 
 def _used(rows: list[dict[str, Any]], gpu: int) -> int:
-    away = (Place.COLD.value, Place.EVICTED.value)
-    return sum(int(row["memory_bytes"]) for row in rows if row["gpu"] == gpu and row["state"] not in away)
+    return sum(int(row["gpu_memory_bytes"]) for row in rows if row["gpu"] == gpu)
 
 
 def exposition(dispatch: Dispatch, connections: int) -> str:
@@ -86,13 +87,13 @@ async def rows(dispatch: Dispatch, gpus: list[GpuRoom], address: str, decisions:
     shown = [model_row(model, gpus) for model in dispatch.models.values()]
     for gpu in gpus:
         yield "gpus", f"models-{gpu.index}", {
-            "node": node, "index": gpu.index, "model": "", "memory_bytes": gpu.memory_bytes,
-            "memory_used_bytes": _used(shown, gpu.index),
+            "node": node, "index": gpu.index, "model": gpu.name, "memory_bytes": gpu.memory_bytes,
+            "memory_used_bytes": _used(shown, gpu.index), "granted": False,
         }  # fmt: skip
     for row in shown:
         yield "models", row["name"], {
             "state": row["state"], "gpu": None if row["gpu"] is None else f"models-{row['gpu']}",
-            "memory_bytes": row["memory_bytes"], "queue": row["waiting"], "open": row["open"],
+            "memory_bytes": row["gpu_memory_bytes"], "queue": row["waiting"], "open": row["open"],
             "ttft_ms": row["ttft_ms"], "ttft_p99_ms": row["ttft_p99_ms"], "ttft_slo_ms": row["ttft_slo_ms"],
             "tpot_ms": row["tpot_ms"], "tpot_slo_ms": row["tpot_slo_ms"], "attainment": row["attainment"],
             "switches": sum(row["switches"].values()), "switch_s": round(sum(row["switch_s"].values()), 3),

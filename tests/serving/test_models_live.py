@@ -1,0 +1,60 @@
+"""What `cotenant top --url` and the live page show of language models."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cotenant.cli.top_models import screen
+from cotenant.policy.residency import ModelFacts, ModelRow, Place
+from cotenant.policy.residency.models import AWAY
+from cotenant.serving.gateway.pages import Decisions
+from cotenant.serving.llm.dispatch import Model
+from cotenant.serving.llm.hosts import GpuRoom
+from cotenant.serving.llm.live import rows, status
+
+MIB = 1 << 20
+
+
+def dispatch(*places: Place) -> Any:
+    models = {}
+    for place in places:
+        entry: Any = SimpleNamespace(
+            name=place.name, memory=256 * MIB, ttft_ms=100.0, tpot_ms=10.0, class_="latency-sensitive", priority=0,
+            keep=0,
+        )
+        row = ModelRow(ModelFacts(place.name, 256 * MIB))
+        row.place, row.gpu = place, -1 if place is Place.COLD else 0
+        models[place.name] = Model(entry, row)
+    return SimpleNamespace(models=models, open=0)
+
+
+@pytest.mark.parametrize("place", list(Place))
+def test_a_model_has_memory_of_the_gpu_that_it_is_on(place: Place) -> None:
+    room, here = GpuRoom(3, "GPU-3", 512 * MIB, "H100"), place not in AWAY
+    shown = status(dispatch(Place.RESIDENT, place), [room], 0.0)
+    assert [row["gpu"] for row in shown["models"]] == ([3] if place is Place.RESIDENT else [3, 3 if here else None])
+    (gpu,) = shown["gpus"]
+    assert gpu["used_bytes"] == sum(row["gpu_memory_bytes"] for row in shown["models"])
+    assert all(row["memory_bytes"] == 256 * MIB for row in shown["models"])
+
+    async def collect() -> list[Any]:
+        return [row async for row in rows(dispatch(Place.RESIDENT, place), [room], "", Decisions())]
+
+    page = asyncio.run(collect())
+    ((key, card),) = [(key, fields) for section, key, fields in page if section == "gpus"]
+    on_it = [fields["memory_bytes"] for section, _, fields in page if section == "models" and fields["gpu"] == key]
+    assert (card["model"], card["memory_used_bytes"], card["granted"]) == ("H100", sum(on_it), False)
+
+
+def test_top_says_which_answers_its_times_are_of() -> None:
+    console = Console(width=200, record=True)
+    console.print(screen(status(dispatch(Place.RESIDENT, Place.EVICTED), [GpuRoom(0, "", 512 * MIB)], 0.0), "http://x"))
+    text = console.export_text()
+    assert "streamed answers" in text
+    assert "256.0 MiB" in next(line for line in text.splitlines() if line.startswith("RESIDENT"))
+    assert "MiB" not in next(line for line in text.splitlines() if line.startswith("EVICTED"))
