@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from agent_harness import AgentProcess, declare
+from command import cotenant
 from waiting import wait_for
 
 from cotenant.agent.config.file_watch import FileWatch
@@ -231,5 +232,16 @@ def test_an_agent_starts_with_what_fits_and_names_the_rest(short_folder: Path) -
         declare(short_folder, tenants.replace("60%", "45%"))
         wait_for(lambda: agent.call("status")["config_fault"] == "", what="the mended file is in force")
         assert agent.tenant("b")["request"] == 0.45
+    finally:
+        agent.close()
+
+
+def test_a_fault_in_a_pipe_is_one_line(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    agent = AgentProcess(short_folder, config=declare(short_folder, "tenants: [{name: a, limit: 60%}]\n"))
+    try:
+        declare(short_folder, "tenants: [{name: a, limt: 60%}, {name: b, request: 70%}, {name: c, request: 50%}]\n")
+        wait_for(lambda: "limt" in agent.call("status")["config_fault"])
+        assert agent.call("status")["config_fault"] in cotenant("ps", "--dir", short_folder).out
     finally:
         agent.close()

@@ -40,12 +40,11 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
     from cotenant.agent.config.by_hand import value_text
-    from cotenant.cli.fitting import FILE_WIDTH, table_width, to_file
+    from cotenant.cli.fitting import print_whole, to_file
     from cotenant.cli.tenant_table import short_line, tenant_table
-    from cotenant.core.print_table import print_table
     from cotenant.core.units import sms_text
 
-    console = Console()
+    console = Console(soft_wrap=to_file())  # a sentence in a file or pipe stays one line
     if answer["agent"]["config_fault"]:
         console.print(f"[red]the configuration is not in force in full: {answer['agent']['config_fault']}[/red]")
     _print_parked(console, answer)
@@ -62,9 +61,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
         console.print("no tenants: start one with cotenant run")
         return
     table, left_out = tenant_table(answer, bars=False, width=None if to_file() else console.width)
-    if to_file():
-        console = Console(width=max(FILE_WIDTH, table_width(table)))
-    print_table(console, table)
+    print_whole(table, console)
     if left_out:
         console.print(f"left out at {console.width} columns: {', '.join(left_out)}", style="dim", highlight=False)
     for tenant in answer["tenants"]:
