@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
 from cotenant.profiles.llm.profile import Step, StepTimes
+
+with needs("serve"):
+    import numpy as np
 
 BOOTSTRAPS = 400
 
