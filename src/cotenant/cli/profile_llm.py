@@ -18,7 +18,7 @@ def llm(
     url: Annotated[str, typer.Argument(help="http://HOST:PORT of an engine with OpenAI's API.")],
     model: Annotated[str, typer.Option(help="Name of the model at the engine and in the profile.")],
     out: Annotated[str, typer.Option(help="Profile to write; an existing one gets a further model.")],
-    rounds: Annotated[int, typer.Option(min=2, max=100, help="Repetitions of each point.")] = 5,
+    rounds: Annotated[int, typer.Option(min=2, max=100, help="Repetitions of each point that count.")] = 5,
     endpoint: Annotated[str, typer.Option(help="API to use: completions or chat.")] = "completions",
     kv_tokens: Annotated[
         int, typer.Option(min=1, help="Capacity of the engine's KV cache in tokens, as the engine reports it.")
@@ -56,7 +56,8 @@ def llm(
     most = limits(target, model) or 8192
     work = Profiling(target, model, most, kv_tokens, rounds, endpoint, seed, max_sequences)
     count = len(work.cells())
-    print(f"{model}: {count * (rounds + 1)} measurements, {count} in each of {rounds + 1} rounds", file=sys.stderr)
+    each = f"{count * (rounds + 1)} measurements, {count} in each of {rounds + 1} rounds"
+    print(f"{model}: {each}: one to warm up, which does not count, and {rounds} that count", file=sys.stderr)
     with jobs_progress(f"profiling {model}", count * (rounds + 1)) as tick:
         found = measure(work, _with_estimate(tick, model, count))
     profile = LlmProfile(model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu)
@@ -92,6 +93,6 @@ def _with_estimate(tick: Tick, model: str, count: int) -> Tick:
         if done == count and not sys.stderr.isatty():
             left_s = (time.monotonic() - began_s) * (of / count - 1)
             text = format_seconds(round(left_s, 1) if left_s < 90 else 60 * round(left_s / 60))
-            print(f"{model}: the first round has ended, about {text} left", file=sys.stderr, flush=True)
+            print(f"{model}: the warm-up round has ended, about {text} left", file=sys.stderr, flush=True)
 
     return told
