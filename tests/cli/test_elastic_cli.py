@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ def test_what_makes_no_sense_is_refused(call: Any, run: tuple[str, ...], more: t
     code, _, err = call(*run, *more)
     assert code == 2
     assert word in err
+
+
+def test_jobs_without_a_profile_are_told_what_runs(call: Any, run: tuple[str, ...], tmp_path: Path) -> None:
+    """Followed, the advice works: also for jobs on 8 GPUs, on which not every model was measured."""
+    (tmp_path / "t.csv").write_text("id,arrival_s,gpus,duration_s,model\na,0,1,100,gnmt\nb,0,8,100,gnmt\n")
+    code, _, err = call(*run, "--policy", "gavel")
+    assert code == 2
+    assert "trace generate --like gavel" in err
+    advised = re.search(r"--default-profile NAME, such as '([^']+)'", err)
+    assert advised is not None
+    code, text, err = call(*run, "--policy", "gavel", "--default-profile", advised[1], "--json")
+    assert code == 0, err
+    assert json.loads(text)["jobs_completed"] == 2
 
 
 @pytest.mark.parametrize(

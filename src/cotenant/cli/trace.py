@@ -89,7 +89,7 @@ def generate(
         Text, typer.Option("--out", help="File to write, F.csv or F.parquet (default: CSV on standard output).")
     ] = None,
     like: Annotated[
-        str, typer.Option("--like", help="Preset for all other options: synergy, miso, philly or fleet-smoke.")
+        str, typer.Option("--like", help="Preset for other options: synergy, gavel, sia, miso, philly, fleet-smoke.")
     ] = "synergy",
     rate: Annotated[Text, typer.Option("--rate", help="Mean arrival rate: 8/h.")] = None,
     gap: Annotated[Text, typer.Option("--gap", help="Mean time between arrivals instead of a rate: 100s.")] = None,

@@ -8,6 +8,7 @@ job policies, the level of a job is its amount of CPU and memory; here it is the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from cotenant.policy.elastic.view import Configurations
 from cotenant.policy.jobs.arrays import AMOUNT, TYPE, Array, Demand
 from cotenant.policy.jobs.demand import build_nodes
 from cotenant.profiles.training.elastic import ElasticModel, ElasticProfiles
+from cotenant.workloads.jobs.presets import PRESETS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -144,11 +146,14 @@ def _bases(trace: work.Trace, profiles: ElasticProfiles, default_profile: str | 
             )
         names = np.where(known, names, default_profile)
     elif not known.all():
-        row = int(np.flatnonzero(~known)[0])
+        row, most = int(np.flatnonzero(~known)[0]), math.ceil(jobs.gpus.max())
+        able = (name for name, model in profiles.models.items() if any(most in by for by in model.rate.values()))
+        drawn = f"; cotenant trace generate --like {profiles.name} draws jobs with profiles"
         raise trace.wrong(
             jobs.id[row], "model",
             f"model {str(names[row])!r} of job {jobs.id[row]} has no elastic profile; known: "
-            f"{', '.join(profiles.models)}; or give --default-profile NAME",
+            f"{', '.join(profiles.models)}; or give --default-profile NAME, such as "
+            f"{next(able, next(iter(profiles.models)))!r}{drawn if profiles.name in PRESETS else ''}",
         )  # fmt: skip
     wants = np.maximum(np.ceil(jobs.gpus), 1).astype(np.int64)
     keys: dict[tuple[str, int, str], int] = {}

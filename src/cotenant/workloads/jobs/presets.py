@@ -5,13 +5,15 @@ Sources:
 - miso: durations and the mix of 100 jobs of the public MISO controller (Li et al., SoCC'22).
 - fleet-smoke: designed for real runs of pretended jobs on four nodes with two GPUs and six cores each. Jobs take 20 to
   120 s. Some models gain from more cores and others do not, so that both fit on such a node together.
+- gavel, sia: models of the elastic profiles of that name, equally often, which were measured on 1, 2, 4 and 8 GPUs of
+  every GPU model; the other values are those of synergy.
 - philly: quantiles and shares of the Philly job list (Jeon et al., ATC'19; Microsoft, CC-BY-4.0), 72,590 jobs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -124,8 +126,19 @@ _PHILLY_MANY_S = (
 # and between hours.
 _PHILLY_GAPS = "hyperexp:23.93,4,50;46.27,10.58,50;29.74,312,50;0.0492,56400"
 
+_GAVEL = [
+    *(f"ResNet-18 (batch size {n})" for n in (16, 32, 64, 128, 256)),
+    *(f"ResNet-50 (batch size {n})" for n in (16, 32, 64)),
+    *(f"Transformer (batch size {n})" for n in (16, 32, 64, 128, 256)),
+    *(f"LM (batch size {n})" for n in (5, 10, 20, 40, 80)),
+]
+_SIA = ["bert", "cifar10", "ncf", "imagenet", "deepspeech2", "yolov3"]
+_SYNERGY = Preset("poisson-seconds", 8 / 3600, "1:70,2:10,4:15,8:5", durations="two-part")
+
 PRESETS: dict[str, Preset] = {
-    "synergy": Preset("poisson-seconds", 8 / 3600, "1:70,2:10,4:15,8:5", durations="two-part"),
+    "synergy": _SYNERGY,
+    "gavel": replace(_SYNERGY, models=dict.fromkeys(_GAVEL, 1)),
+    "sia": replace(_SYNERGY, models=dict.fromkeys(_SIA, 1)),
     "miso": Preset(
         "poisson-gap",
         1 / 60,
