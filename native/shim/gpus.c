@@ -243,7 +243,6 @@ EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uin
 
 void cot_gpus_after_reconnect(void)
 {
-    cot_memory_report_host();
     pthread_mutex_lock(&attach_lock);
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
         if (gpus[i].attached && attach(&gpus[i]) == 0) {
@@ -251,6 +250,7 @@ void cot_gpus_after_reconnect(void)
             cot_swap_report_state(&gpus[i]);
         }
     pthread_mutex_unlock(&attach_lock);
+    cot_memory_report_host(); /* the last report, by which the agent knows that it has all of them */
 }
 
 void cot_gpu_publish(struct gpu *gpu, uint64_t now)

@@ -83,6 +83,8 @@ class MemoryOrders:
         residency = self._residency
         out = [self._tenant(name) for name in order.get("out", [])]
         back = [self._tenant(name) for name in order.get("in", [])]
+        if fault := await self._residents.all_reported((*out, *back)):
+            raise WorkError(f"the tenants cannot be moved: {fault}")
         for tenant in (*out, *back):
             self._broker.suspend(tenant)
             while any(self._broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):

@@ -48,6 +48,8 @@ class SavedTenant:
         self.by_hand = {name: by_hand[name] for name in SETTABLE if name in by_hand}
         self.moves = MoveCount(**data.get("moves") or {})
         self.processes = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("processes", ())]
+        # those of the processes that were connected to the agent, and so may hold memory of a GPU
+        self.connected = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("connected", ())]
 
     @property
     def alive(self) -> bool:
@@ -139,7 +141,7 @@ class StateFile:
     def _text(self, tenant: Tenant) -> tuple[tuple[object, ...], str]:
         """Return the values of a tenant that are saved, and the row of the state file in which they are."""
         spec, gpus, held, moves = tenant.spec, tenant.gpus, tenant.held, self._moves.get(tenant.name)
-        processes = {session.process for session in tenant.sessions} | tenant.orphans
+        connected = {session.process for session in tenant.sessions} | tenant.returning
         # all but `spec` and `gpus`, which are never changed in place, are copied
         small = {
             "token": tenant.token,
@@ -153,7 +155,8 @@ class StateFile:
             "held": (str(held.path), held.made) if held else None,
             "short_since": dict(tenant.short_since),
             "moves": asdict(moves) if moves is not None else None,
-            "processes": sorted(processes),
+            "processes": sorted(connected | tenant.orphans),
+            "connected": sorted(connected),
         }
         values = (spec, gpus, small)
         known = self._texts.get(tenant.name)

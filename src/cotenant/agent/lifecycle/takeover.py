@@ -36,6 +36,8 @@ def take_over(
     # all of the state file is read before the first tenant is taken over, because the file is then written again
     parked, closing = state.load_parked(file), state.load_closing(file)
     all_saved = state.load(file)
+    # a checkpointed process holds no memory of a GPU, and may be unable to connect
+    checkpointed = {row.get("name") for row in parked if row.get("method") == "checkpoint"}
     for saved in all_saved:
         lasts = saved.alive or saved.starting or saved.owner is not None
         if not lasts and saved.spec.name not in declared:
@@ -48,6 +50,8 @@ def take_over(
         tenant.timeout_s = saved.timeout_s
         if saved.spec.name in declared:
             tenant.by_hand = saved.by_hand
+        if saved.spec.name not in checkpointed:
+            residents.expect(tenant, saved.connected)
         if saved.alive:  # a tenant without processes wants no GPU time, so it does not get less than it wants
             tenant.short_since = saved.short_since
         if saved.moves != MoveCount():

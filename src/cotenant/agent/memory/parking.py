@@ -55,6 +55,8 @@ class Parking:
             tenant = self._tenant(name)
             if name in self._parked:
                 raise NothingToDoError(f"{name} is already parked", field="NAME")
+            if tenant is not None and (fault := await self._residents.all_reported([tenant])):
+                raise WorkError(f"{name} cannot be parked: {fault}")
             parked = self._parked.rows.get(name)
             if parked is not None and tenant is not None:
                 # the tenant is evicted already and would be restored at its next turn, so it must get no turn until it

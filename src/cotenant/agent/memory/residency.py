@@ -135,6 +135,8 @@ class Residency:
         """
         residents, broker = self._residents, self._broker
         self.refusal = ""
+        if await residents.all_reported(self._registry.on_gpu(gpu)):
+            await residents.learn(gpu)  # so the memory of a process that does not report is not given away
         for attempt in range(6):
             residency = residents.refresh(gpu)
             line = broker.turns.line(gpu, time.monotonic_ns())

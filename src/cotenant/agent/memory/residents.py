@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from cotenant.abi.protocol import MemoryFamily
+from cotenant.agent import processes
 from cotenant.agent.config.files import InForce
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.swap_orders import MoveCount
+from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
 from cotenant.devices.registry import device_of
@@ -19,6 +22,8 @@ from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
 CONTEXT_BYTES = 256 << 20  # estimated size of a context if no memory is charged for it
 MOVED_BY_PROCESS = ("swap", "managed")
+REPORTED_WITHIN_S = 10.0  # how long a restarted agent waits for the processes that were connected to its predecessor
+LOOK_S = 0.01
 
 
 class Residents:
@@ -40,6 +45,39 @@ class Residents:
         self.mute: set[int] = set()  # connections (by number) whose process did not answer an order
         # name of a tenant that could not be restored -> time until the next attempt to restore it
         self.retry_s: dict[str, float] = {}
+        self._reported_by_s = 0.0
+
+    # -- after a restart of the agent ------------------------------------------------------------------------------
+
+    def expect(self, tenant: Tenant, connected: Collection[ProcessKey]) -> None:
+        """Record which processes of a tenant were connected to the previous agent: until they have reported it to this
+        agent, the memory that they hold is unknown.
+        """
+        tenant.returning = frozenset(connected)
+        self._reported_by_s = time.monotonic() + REPORTED_WITHIN_S
+
+    def reported(self, session: Session) -> None:
+        """Called when a process has reported all memory that it holds."""
+        session.tenant.returning -= {session.process}
+
+    def unreported(self, tenants: Iterable[Tenant]) -> list[ProcessKey]:
+        """The living processes of tenants that were connected to the previous agent and have not reported yet."""
+        found = []
+        for tenant in tenants:
+            tenant.returning = frozenset(key for key in tenant.returning if processes.alive(key))
+            found += sorted(tenant.returning)
+        return found
+
+    async def all_reported(self, tenants: Iterable[Tenant]) -> str | None:
+        """Wait until all memory that these tenants' processes hold is known. Returns a sentence if it is not known
+        REPORTED_WITHIN_S after the agent's start.
+        """
+        tenants = list(tenants)
+        while missing := self.unreported(tenants):
+            if time.monotonic() > self._reported_by_s:
+                return f"process {missing[0].pid} has not connected again since the agent was restarted"
+            await asyncio.sleep(LOOK_S)
+        return None
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
@@ -123,7 +161,7 @@ class Residents:
         made = [s for s, slot in tenant.slots_on(gpu) if s.page.slots[slot].contexts]
         return CONTEXT_BYTES * sum(not self._ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)
 
-    async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool) -> None:
+    async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool = False) -> None:
         """Query the driver's free memory, and derive how much of the GPU's memory no tenant holds. `not_taken`: bytes
         that are charged but were not allocated. `refused`: the driver refused an allocation for which the accounts show
         enough memory.
@@ -150,7 +188,11 @@ class Residents:
         at_once = (family == MemoryFamily.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
         if moves and tenant.name in self._parked:
             return True  # the memory that parking has freed must not be taken by the parked tenant itself
-        return (at_once or moves) and self.refresh(gpu).free_bytes < 0
+        if not (at_once or moves):
+            return False
+        # the process then sends MOVE_ROOM, which is answered when the memory of all processes is known
+        unknown = time.monotonic() <= self._reported_by_s and self.unreported(self._registry.on_gpu(gpu))
+        return bool(unknown) or self.refresh(gpu).free_bytes < 0
 
     def could_fit(self, tenant: Tenant, gpu: str) -> bool:
         """Whether the tenant would fit on the GPU if all other swappable tenants were evicted."""

@@ -165,6 +165,8 @@ class Requests:
             ledger.release(session.number, gpu, family, size)
         elif head.type == MessageType.MEMORY_STATE:
             ledger.state(session.number, gpu, family, size)
+            if host:  # the process sends this report after all others
+                self._residents.reported(session)
         if head.type in (MessageType.MEMORY_RESERVE, MessageType.MEMORY_QUERY):
             used, limit = ledger.used(tenant, gpu), ledger.limit(tenant, gpu)
             session.send(wire.pack_memory_reply(head.sequence, head.slot, status, family, number, size, used, limit))

@@ -55,6 +55,8 @@ class Tenant:
     created_ns: int = 0
     timeout_s: float | None = None
     sessions: list[Session] = field(default_factory=list)
+    # processes that were connected to the previous agent and have not told this one yet what memory they hold
+    returning: frozenset[ProcessKey] = frozenset()
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     warning_count: int = 0
     # deviation from the tenant's share, as a sentence -> time in ns at which it began
