@@ -75,8 +75,12 @@ def test_names_are_those_of_options_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("simulate --ordering las", ["las", "las-queues"]), ("nonsense x", []), ("sch", ["schema"])]
-)
+    ("words", "expected"),
+    [
+        ("simulate --ordering las", ["las", "las-queues"]), ("nonsense x", []), ("sch", ["schema"]),
+        ("simulate philly:a.csv --arr", ["--arrivals"]),  # a job trace, refused only when the command runs
+    ],
+)  # fmt: skip
 def test_a_shell_gets_them(words: str, expected: list[str]) -> None:
     """As bash asks: the words in variables, the answer a line each."""
     typed = ["cotenant", *words.split()]

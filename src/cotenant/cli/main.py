@@ -146,7 +146,10 @@ class LazyGroup(TyperGroup):
             if close and not ctx.resilient_parsing:
                 raise InputError(f"no such command '{name}'; did you mean {close[0]}?")
             return super().resolve_command(ctx, args)
-        command = typer.main.get_command(importlib.import_module(_module(name, args[1:])).app)
+        module = importlib.import_module(_module(name, args[1:]))
+        if hasattr(module, "refuse_trace") and not ctx.resilient_parsing:
+            module.refuse_trace(args[1])
+        command = typer.main.get_command(module.app)
         _refuse_empty(command)
         _show_plain_flags(command, ctx)
         if ctx.resilient_parsing:  # a shell is completing a command line

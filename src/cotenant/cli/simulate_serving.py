@@ -24,15 +24,18 @@ MARKS = ("--arrivals", "--duration", "--plan")
 
 
 def wanted(args: list[str]) -> bool:
-    """Whether the arguments of `simulate` name a services file. InputError if the first is a job trace instead."""
-    if args and not args[0].startswith("-"):
-        from cotenant.core.errors import InputError
-        from cotenant.workloads.jobs.registry import trace_of
-
-        trace = trace_of(args[0])
-        if trace is not None:
-            raise InputError(f"{args[0]} is a job trace; write --trace {trace}")
+    """Whether the arguments of `simulate` name a services file rather than a trace."""
     return bool(args) and (not args[0].startswith("-") or any(a.partition("=")[0] in MARKS for a in args))
+
+
+def refuse_trace(first: str) -> None:
+    """Raise InputError with the right option if the first argument of `simulate` is a job trace."""
+    from cotenant.core.errors import InputError
+    from cotenant.workloads.jobs.registry import trace_of
+
+    trace = None if first.startswith("-") else trace_of(first)
+    if trace is not None:
+        raise InputError(f"{first} is a job trace; write --trace {trace}")
 
 
 @app.command()
