@@ -129,7 +129,7 @@ def _configurations(
         measured = sorted({gpu for model in profiles.models.values() for gpu in model.rate})
         raise InputError(
             f"elastic profiles {profiles.name} know none of the cluster's GPU models ({', '.join(models)}); they know "
-            f"{', '.join(measured)}", field="cluster",
+            f"{', '.join(measured)}; name one of them by --gpu or in a cluster file", field="cluster",
         )  # fmt: skip
     price = np.array([profiles.price.get(name, np.nan) for name in models])
     return Configurations(np.array([g for g, _ in found]), np.array([n for _, n in found]), capacity, price)
