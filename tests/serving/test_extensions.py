@@ -80,6 +80,26 @@ def infer_grpc(server: Running, message: Any) -> Any:
         )(message)  # fmt: skip
 
 
+@pytest.mark.parametrize(("name", "version", "said"), [("b", "", "no model 'b'"), ("a", "9", "no version '9'")])
+def test_an_unknown_model_is_named_before_what_else_is_wrong(
+    server: Running, name: str, version: str, said: str
+) -> None:
+    path = f"models/{name}/versions/{version}/infer" if version else f"models/{name}/infer"
+    for body in ({}, b"{", {"inputs": []}):
+        status, headers, answer = post(server, path, body)
+        assert (status, headers["cotenant-outcome"], said in answer["error"]) == (404, "unknown", True), answer
+    empty = classes()["ModelInferRequest"](model_name=name, model_version=version)
+    with pytest.raises(grpc.RpcError) as caught:
+        infer_grpc(server, empty)
+    assert (caught.value.code(), said in caught.value.details()) == (grpc.StatusCode.NOT_FOUND, True)
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        (answer,) = channel.stream_stream(
+            f"{SERVICE}ModelStreamInfer", request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=classes()["ModelStreamInferResponse"].FromString,
+        )(iter([empty]))  # fmt: skip
+    assert said in answer.error_message
+
+
 # ---- statistics ----
 
 

@@ -133,7 +133,8 @@ class GrpcApi:
         try:
             request = self._decoded(data)
         except WireError as error:
-            slot.fail(INVALID, str(error))
+            refusal = self._wrong(data, error)
+            slot.fail(refusal.kind.value[1], refusal.message)
             return
 
         def reply(answer: InferAnswer | Refusal) -> None:
@@ -155,7 +156,7 @@ class GrpcApi:
         try:
             request = self._decoded(data)
         except WireError as error:
-            slot.reply(answered(error_message=str(error)).SerializeToString())
+            slot.reply(answered(error_message=self._wrong(data, error).message).SerializeToString())
             return
 
         def reply(answer: InferAnswer | Refusal) -> None:
@@ -169,6 +170,14 @@ class GrpcApi:
             slot.reply(message.SerializeToString())
 
         slot.withdraw = self.api.gateway.infer(request, reply)
+
+    def _wrong(self, data: bytes, error: WireError) -> Refusal:
+        """Return the refusal of a request that cannot be decoded."""
+        try:
+            message = self._request.FromString(data)
+        except DecodeError:
+            return Refusal(Kind.WRONG, str(error))
+        return self.api.gateway.wrong(message.model_name, message.model_version, str(error))
 
     def _decoded(self, data: bytes) -> InferRequest:
         """Decode a request. The part before its raw contents is identical for repeated requests, and is cached."""

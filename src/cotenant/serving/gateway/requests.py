@@ -41,6 +41,18 @@ class Gateway:
             counted(refusal)
             return nothing
 
+    def wrong(self, model: str, version: str, why: str) -> Refusal:
+        """Return the refusal of a request that cannot be decoded because of `why`. If the server does not have the
+        model, the refusal says that instead.
+        """
+        if model not in self.applications.names:
+            try:
+                self.admission.ready(model, version)
+            except Refusal as refusal:
+                if refusal.kind is Kind.UNKNOWN:
+                    return refusal
+        return Refusal(Kind.WRONG, why)
+
     def _classified(self, request: InferRequest, answer: InferAnswer) -> InferAnswer | Refusal:
         """Return the answer. If the client requested classes for an output, the output has these classes instead of its
         tensor. Returns a Refusal if an output cannot have classes.

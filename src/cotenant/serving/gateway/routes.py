@@ -154,7 +154,7 @@ class Routes:
             if deadline is not None:
                 request.timeout_ms = _milliseconds(deadline)
         except WireError as error:
-            self._refuse(x, Refusal(Kind.WRONG, str(error)))
+            self._refuse(x, self.api.gateway.wrong(name, version, str(error)))
             return
         x.withdraw = self.api.gateway.infer(request, lambda answer: self._answer(x, request, answer))
 
