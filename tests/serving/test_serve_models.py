@@ -251,6 +251,16 @@ def test_a_model_that_cannot_be_measured_is_left_out_and_samples_measure_it(tmp_
         assert ask(server.http_url, "/v2/models/picky/infer", {"inputs": [row]})[2]["outputs"][0]["data"] == [2.0] * 40
 
 
+def test_a_model_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
+    service = {"name": "cats", "model": str(tmp_path / "tinny"), "slo_ms": 500, "rate_rps": 20}
+    content = {"gpus": {"count": 1, "model": "cpu"}, "mechanism": "cores", "services": [service], "verify": False}
+    with heard() as said, pytest.raises(InputError) as caught, running(content):
+        pass
+    assert not said
+    assert caught.value.field == "services.cats.model"
+    assert caught.value.message.startswith(f"no model at {tmp_path / 'tinny'}")
+
+
 def test_a_timed_model_with_times_of_its_own_needs_no_profile(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     service = {"name": "a", "model": str(tmp_path / "m"), "slo_ms": 500, "rate_rps": 20}

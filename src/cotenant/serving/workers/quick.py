@@ -48,31 +48,43 @@ def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
     need a time for every stage. Raises InputError if no model can be measured."""
     gpu = config.deployment.gpu_models[0]
     done: dict[str, Any] = {}
-    failed: dict[str, str] = {}
+    failed: dict[str, InputError] = {}
     entries = {entry.model: entry for entry in sorted(config.models.values(), key=lambda x: x.sample is not None)}
     with temporary_folder("serve") as folder:
         for entry in entries.values():
+            try:
+                found = _runnable(entry)
+            except InputError as error:
+                failed[entry.model] = error
+                continue
             LOG.info(
                 "measuring %s on this machine's cores; `cotenant profile service` would keep the figures", entry.model
             )
             try:
-                done = _one(gpu, entry, find(entry), folder, done or None)
+                done = _one(gpu, entry, found, folder, done or None)
             except (InputError, WorkError, LoadError) as error:
                 hint = "" if entry.sample is not None else " (set the key sample to a file with a request for it)"
-                failed[entry.model] = f"the model cannot be measured{hint}: {error}"
+                failed[entry.model] = InputError(f"the model cannot be measured{hint}: {error}")
     if not done:
         name, why = next(iter(failed.items()))
-        raise InputError(why, file=config.deployment.file, field=f"models.{name}")
+        file, field = why.file or config.deployment.file, why.field or (None if why.file else f"models.{name}")
+        raise InputError(why.message, file=file, field=field)
     nothing = {"memory_mb": 0, "latency_ms": {label: {"1": 1.0} for label in done["partitions"]}}
     done["models"] |= dict.fromkeys(failed, nothing)
-    return done, failed
+    return done, {name: str(error) for name, error in failed.items()}
+
+
+def _runnable(entry: ModelEntry) -> Found:
+    """Return the model to measure. Raises InputError if there is none, or if it is a timed model without times."""
+    found = find(entry)
+    if pretends(found.backend) and not found.config.get("latency_ms"):
+        what = "a timed model takes as long as a profile says: give profile:, or latency_ms in its timed.json"
+        raise InputError(what, field=f"models.{entry.model}")
+    return found
 
 
 def _one(gpu: str, entry: ModelEntry, found: Found, folder: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
     model = entry.model
-    if pretends(found.backend) and not found.config.get("latency_ms"):
-        what = "a timed model takes as long as a profile says: give profile:, or latency_ms in its timed.json"
-        raise InputError(what, field=f"models.{model}")
     batches: tuple[int, ...] = BATCHES
     while True:
         run = ProfileRun(model, found, "cores", core_partitions(), batches, CELL_S, gpu=gpu, sample=entry.sample)
