@@ -67,6 +67,8 @@ def test_gpus_by_uuid_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Nvidia, "gpus", lambda self: ())
     with pytest.raises(WorkError, match="--gpus soft starts the software GPU instead"):
         discover(["all"])
+    with pytest.raises(InputError, match=r"^--gpus: this machine has no GPU; soft is"):
+        discover(["0"])
 
 
 def test_memory_of_an_agent_is_at_most_what_it_was_given() -> None:

@@ -98,6 +98,8 @@ def test_a_size_is_an_estimate_from_a_card_s_peaks() -> None:
     assert roofline("m", 8e9, 40 << 30).kv_tokens < found.kv_tokens
     with pytest.raises(InputError, match=r"needs more than 80\.0 GiB"):
         roofline("m", 70e9)
+    with pytest.raises(InputError, match=r"needs more than 256\.0 MiB"):
+        roofline("m", 8e9, 256 << 20)
 
 
 def test_cells_are_within_the_engine_s_limits() -> None:

@@ -198,6 +198,10 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
     name = profile(tmp_path, m={"rate": {FAST: {"1": 1.0, "2": 2.0}}})
     with pytest.raises(InputError, match=r"asks for 3 GPUs; its model 'm' was measured on 1, 2 GPUs"):
         run_elastic(trace(("m", 0.0, 3.0, 1.0)), cluster((1, 4, FAST)), ElasticOptions("gavel", profiles=name))
+    single = profile(tmp_path, m={"rate": {FAST: {"1": 1.0}}})
+    with pytest.raises(InputError, match=r"was measured on 1 GPU$"):
+        run_elastic(trace(("m", 0.0, 3.0, 1.0)), cluster((1, 4, FAST)), ElasticOptions("gavel", profiles=single))
+    name = profile(tmp_path, m={"rate": {FAST: {"1": 1.0, "2": 2.0}}})
     with pytest.raises(InputError, match=r"model 'x' of job j0 has no elastic profile; known: m"):
         run_elastic(trace(("x", 0.0, 1.0, 1.0)), cluster((1, 4, FAST)), ElasticOptions("sia", profiles=name))
     with pytest.raises(InputError, match=r"know none of the cluster's GPU models \(A30\)"):

@@ -69,12 +69,12 @@ class Agent:
         rows = [
             [
                 row["name"], f"{row['request']:.0%}", f"{row['limit']:.0%}",
-                "no cap" if row["memory_bytes"] is None else format_bytes(row["memory_bytes"]),
+                "no limit" if row["memory_bytes"] is None else format_bytes(row["memory_bytes"]),
                 format_bytes(row["memory_used_bytes"]),
             ]
             for row in self.tenants()
         ]  # fmt: skip
-        return ["tenant", "request", "limit", "memory cap", "memory used"], rows
+        return ["tenant", "request", "limit", "memory limit", "memory used"], rows
 
     def _repr_html_(self) -> str:
         return html_table(*self._texts())

@@ -53,13 +53,14 @@ def set_share(
     if as_json:
         print(json.dumps(answer))
         return
-    memory_text = "no cap" if answer["memory_bytes"] is None else format_bytes(answer["memory_bytes"])
+    memory_bytes = answer["memory_bytes"]
+    memory_text = "no memory limit" if memory_bytes is None else f"memory {format_bytes(memory_bytes)}"
     also = (("priority", priority), ("weight", weight), ("copy weight", copy_weight))
     more = "".join(f", {words} {answer[words.replace(' ', '_')]:g}" for words, given in also if given is not None)
     changed = [key for key, value in changes.items() if value is not None]
     kept = any(key in answer["set_by_hand"] for key in changed)
     until = "; kept until the value in the agent's configuration file changes" if kept else ""
     print(
-        f"{name}: request {answer['request']:.0%}, limit {answer['limit']:.0%}, memory {memory_text}{more};"
+        f"{name}: request {answer['request']:.0%}, limit {answer['limit']:.0%}, {memory_text}{more};"
         f" holds {answer['holds']}{until}"
     )

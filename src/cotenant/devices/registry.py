@@ -44,7 +44,9 @@ def discover(wanted: Sequence[str]) -> tuple[Gpu, ...]:
     for text in wanted:
         match = [g for g in real if text in (g.uuid, str(g.index))]
         if not match:
-            known = ", ".join(g.uuid for g in real) or "none"
+            if not real:
+                raise InputError("this machine has no GPU; soft is the software GPU", field="--gpus")
+            known = ", ".join(g.uuid for g in real)
             raise InputError(
                 f"this machine has no GPU {text!r}; its GPUs are {known}; also allowed are all (all of these) and soft "
                 "(the software GPU)",

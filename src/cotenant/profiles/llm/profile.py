@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cotenant.core.errors import InputError
+from cotenant.core.units import format_bytes
 
 H100_FLOPS = 989e12  # peak rate of an H100's dense bf16 arithmetic, in FLOP/s
 H100_BYTES_PER_S = 3.35e12
@@ -120,7 +121,7 @@ def roofline(name: str, parameters: float, memory_bytes: float = H100_MEMORY) ->
     tokens = int((USED_MEMORY * memory_bytes - weights) / kv_bytes)
     if tokens < 1:
         raise InputError(
-            f"{name} of {parameters / 1e9:g}B needs more than {memory_bytes / 2**30:.1f} GiB", field="profile"
+            f"{name} of {parameters / 1e9:g}B needs more than {format_bytes(memory_bytes)}", field="profile"
         )
     return LlmProfile(name, times, tokens, weights_bytes=int(weights), gpu="H100, estimated")
 

@@ -18,6 +18,7 @@ from cotenant.core import work
 from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
+from cotenant.core.units import counted
 from cotenant.policy.elastic.view import Configurations
 from cotenant.policy.jobs.arrays import AMOUNT, TYPE, Array, Demand
 from cotenant.policy.jobs.demand import build_nodes
@@ -186,10 +187,11 @@ def _check(
             continue
         job = trace.jobs.id[int(np.flatnonzero(base == b)[0])]
         sizes = sorted(set(options.count[rate[b, 0] > 0].tolist()))
-        have = f"on {', '.join(map(str, sizes))} GPUs" if sizes else "on none of the cluster's GPU models"
-        raise trace.wrong(
-            job, "gpus", f"job {job} asks for {entry.wants} GPUs; its model {entry.model.name!r} was measured {have}"
-        )
+        have = "on none of the cluster's GPU models"
+        if sizes:
+            have = f"on {', '.join(map(str, sizes))} {'GPU' if sizes == [1] else 'GPUs'}"
+        asked = f"job {job} asks for {counted(int(entry.wants), 'GPU')}"
+        raise trace.wrong(job, "gpus", f"{asked}; its model {entry.model.name!r} was measured {have}")
 
 
 def _reference(
