@@ -254,7 +254,7 @@ def test_a_browser_draws_it_without_errors(which: str, request: pytest.FixtureRe
     command = [
         chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
         "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
-        "--window-size=1280,9000", "--virtual-time-budget=20000", "--dump-dom", page.as_uri(),
+        "--window-size=1280,900", "--virtual-time-budget=20000", "--dump-dom", page.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     html_tag = re.search(r"<html[^>]*>", done.stdout)

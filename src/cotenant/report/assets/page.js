@@ -97,12 +97,28 @@ function draw(name) {
   Plotly.react(entry.plot, traces, layout, CONFIG);
 }
 
+// Charts out of view are drawn one at a time while the browser is idle, so that a long page is whole soon after it opens.
+const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 20));
+let resting = false;
+
+function drawRest() {
+  const next = [...cards].find(([, entry]) => entry.dirty);
+  if (resting || !next) return;
+  resting = true;
+  whenIdle(() => {
+    resting = false;
+    if (next[1].dirty) draw(next[0]);
+    drawRest();
+  });
+}
+
 function redraw(only) {
   for (const [name, entry] of cards) {
     if (only && name !== only) continue;
     entry.dirty = true;
     if (entry.visible) draw(name);
   }
+  drawRest();
 }
 
 const conditions = (name) => DATA.facets.filter((f) => DATA.byPolicy && !(name === "sweep" && (f.key === state.sweepX || f.key === "seed"))).map((f) => `${f.name} ${state.facet[f.key]}`).join(", ");
@@ -257,6 +273,7 @@ function start() {
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
   document.documentElement.dataset.theme = dark.matches ? "dark" : "light";
   document.getElementById("theme").textContent = dark.matches ? "Light" : "Dark";
+  for (const entry of cards.values()) entry.visible = entry.card.getBoundingClientRect().top < innerHeight;
   update();
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
