@@ -48,6 +48,8 @@ def screen(status: dict[str, Any], base: str, lost: str = "") -> RenderableType:
         )  # fmt: skip
     parts: list[RenderableType] = [head, Text(), table, Text(OF_STREAMS, style="dim")]
     faults = [f"{row['name']}: {row['fault']}" for row in status["models"] if row["fault"]]
+    if status.get("agent_fault"):
+        faults.insert(0, status["agent_fault"])
     if faults:
         parts += [Text(), *(Text(f"\u26a0 {text}", style="yellow") for text in faults[:6])]
     if lost:

@@ -31,6 +31,7 @@ LOG = logging.getLogger(__name__)
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 # a request for a model whose program will be restarted waits if the pause is at most this long; otherwise it is refused
 WAITED_FOR_S = 4.0
+AGENT_RETRY_S = 5.0
 MOVE_TRIES = 3
 DRAIN_POLL_S = 0.02
 
@@ -63,6 +64,7 @@ class Dispatch:
         self.models = {m.name: Model(m, self.policy.rows[m.name]) for m in config.models}
         self.open = 0
         self.draining = False
+        self._unreachable = ""  # why requests are refused: the agent has been out of reach for too long
         self._ports: set[int] = set()
         self._programs: set[Program] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,6 +78,9 @@ class Dispatch:
         now_s = time.monotonic()
         if self.draining:
             raise OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0)
+        if self._unreachable:
+            model.stats.outcomes["unavailable"] += 1
+            raise OpenAIError(503, self._unreachable, "model_unavailable", retry_s=AGENT_RETRY_S)
         if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
             model.stats.outcomes["unavailable"] += 1
             wait_s = model.row.not_before_s - now_s
@@ -92,6 +97,13 @@ class Dispatch:
         self.policy.arrived(ticket.model, now_s)
         if not self._pump(model, now_s):
             self.turn()
+
+    def refuse(self, why: str) -> None:
+        """Refuse waiting requests and new ones for this reason, until it is called with an empty text."""
+        self._unreachable = why
+        for model in self.models.values() if why else ():
+            for ticket in list(model.queue):
+                ticket.fail(OpenAIError(503, why, "model_unavailable", retry_s=AGENT_RETRY_S), "unavailable")
 
     def _pump(self, model: Model, now_s: float) -> bool:
         """Send the program as many requests as it can take; returns whether the queue is empty."""

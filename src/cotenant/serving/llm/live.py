@@ -78,11 +78,13 @@ def exposition(dispatch: Dispatch, connections: int) -> str:
     return out.text()
 
 
-async def rows(dispatch: Dispatch, gpus: list[GpuRoom], address: str, decisions: Decisions) -> AsyncIterator[Row]:
-    """Rows of the live page (fields: observability/feed.py)."""
+async def rows(
+    dispatch: Dispatch, gpus: list[GpuRoom], address: str, decisions: Decisions, fault: str
+) -> AsyncIterator[Row]:
+    """Rows of the live page (fields: observability/feed.py). `fault`: why the agent cannot be reached, or empty."""
     node = socket.gethostname()
     yield "sources", "models", {
-        "name": f"{node} serve", "kind": "models", "address": address, "ok": True, "note": "",
+        "name": f"{node} serve", "kind": "models", "address": address, "ok": not fault, "note": fault,
     }  # fmt: skip
     shown = [model_row(model, gpus) for model in dispatch.models.values()]
     for gpu in gpus:

@@ -22,6 +22,7 @@ from cotenant.serving.gateway import doors
 from cotenant.serving.gateway.http1 import Exchange, HttpFront
 from cotenant.serving.gateway.pages import Decisions, Pages
 from cotenant.serving.gateway.tokens import Tokens
+from cotenant.serving.llm.agent_watch import AgentWatch
 from cotenant.serving.llm.dispatch import Dispatch
 from cotenant.serving.llm.hosts import AgentHost, Host, PlainHost
 from cotenant.serving.llm.keeper import Keeper
@@ -63,6 +64,7 @@ class ModelServer:
         self.dispatch: Dispatch
         self.front: HttpFront
         self.host: Host
+        self.watch: AgentWatch | None = None
 
     def _tell(self, text: str) -> None:
         self.decisions.add(text)
@@ -112,6 +114,9 @@ class ModelServer:
         self.front = HttpFront(routes.handle, self._limits, self._failed)
         closing.callback(self.front.abort)
         spawn(self._tasks, self._seconds())
+        if self.host.agent is not None:
+            self.watch = AgentWatch(self.host.agent, self._tell, self.dispatch.refuse)
+            spawn(self._tasks, self.watch.run())
         self.dispatch.turn()
         await self._listen(taken["http"])
 
@@ -138,7 +143,7 @@ class ModelServer:
             self.front.sweep()
 
     async def _rows(self) -> AsyncIterator[Row]:
-        async for row in rows(self.dispatch, self.host.gpus, self.http_url, self.decisions):
+        async for row in rows(self.dispatch, self.host.gpus, self.http_url, self.decisions, self._agent_fault()):
             yield row
         if self.services is not None:
             async for row in self.services.routes.rows():
@@ -148,10 +153,14 @@ class ModelServer:
         more = "" if self.services is None else self.services.routes.metrics()
         return exposition(self.dispatch, len(self.front.connections)) + more
 
+    def _agent_fault(self) -> str:
+        return "" if self.watch is None else self.watch.fault
+
     def status(self) -> dict[str, Any]:
         """The answer of GET /cotenant/status."""
         found = status(self.dispatch, self.host.gpus, self._started_s)
         found["agent"] = None if self.host.agent is None else str(self.host.agent)
+        found["agent_fault"] = self._agent_fault()
         return found if self.services is None else found | {"services": self.services.status()}
 
     def _later(self, x: Exchange, work: Coroutine[Any, Any, bytes]) -> None:

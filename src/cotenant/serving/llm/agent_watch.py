@@ -1,0 +1,53 @@
+"""Watches whether the agent whose tenants the models' programs are can be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.errors import WorkError
+from cotenant.serving.llm.hosts import AGENT_BACK_S
+
+LOOK_S = 1.0
+
+
+class AgentWatch:
+    """Reports when the agent can no longer be reached, and when it is back."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], None], refuse: Callable[[str], None]) -> None:
+        """`tell` gets a sentence about each change. `refuse` gets the reason if the agent has not come back within
+        AGENT_BACK_S, and an empty text when it is back.
+        """
+        self._folder, self._tell, self._refuse = folder, tell, refuse
+        self.fault = ""  # why the agent cannot be reached; empty if it can
+        self._lost_s = 0.0
+        self._refusing = False
+
+    async def run(self) -> None:
+        """Look once a second, as long as the server runs."""
+        while True:
+            self.found(await asyncio.to_thread(self._look), time.monotonic())
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self) -> str:
+        try:
+            ControlClient(self._folder, timeout_s=5.0).close()
+        except WorkError:
+            return f"the agent in {self._folder} cannot be reached"
+        return ""
+
+    def found(self, fault: str, now_s: float) -> None:
+        """Take the result of a look."""
+        if fault and not self.fault:
+            self._lost_s = now_s
+            self._tell(f"{fault}: requests wait at most {AGENT_BACK_S:.0f} s for it, then they are refused")
+        elif self.fault and not fault:
+            self._tell(f"the agent in {self._folder} is back after {now_s - self._lost_s:.0f} s")
+        self.fault = fault
+        refusing = bool(fault) and now_s - self._lost_s >= AGENT_BACK_S
+        if refusing != self._refusing:
+            self._refusing = refusing
+            self._refuse(fault)

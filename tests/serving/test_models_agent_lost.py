@@ -1,0 +1,79 @@
+"""An agent that cannot be reached: it is told once, requests are refused after a while, and its return is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models_door import door, model
+from rich.console import Console
+from waiting import stays, wait_for
+
+from cotenant.cli.top_models import screen
+from cotenant.core.folders import CONTROL_SOCKET
+from cotenant.serving.llm import agent_watch
+from cotenant.serving.llm.agent_watch import AgentWatch
+from cotenant.serving.llm.hosts import AGENT_BACK_S, PlainHost
+from cotenant.serving.llm.server import ModelServer
+
+
+def test_each_change_is_told_once_and_requests_are_refused_after_a_while(tmp_path: Path) -> None:
+    told: list[str] = []
+    refused: list[str] = []
+    watch = AgentWatch(tmp_path, told.append, refused.append)
+    fault = f"the agent in {tmp_path} cannot be reached"
+    watch.found("", 99.0)
+    for now_s in (100.0, 101.0, 100.0 + AGENT_BACK_S - 0.1):
+        watch.found(fault, now_s)
+    assert (len(told), refused, watch.fault) == (1, [], fault)
+    for now_s in (100.0 + AGENT_BACK_S, 140.0):
+        watch.found(fault, now_s)
+    assert (len(told), refused) == (1, [fault])
+    watch.found("", 142.0)
+    assert (told[1:], refused, watch.fault) == ([f"the agent in {tmp_path} is back after 42 s"], [fault, ""], "")
+    # one that is back soon refuses nothing
+    watch.found(fault, 150.0)
+    watch.found("", 151.0)
+    assert (len(told), refused) == (4, [fault, ""])
+
+
+class Lost(PlainHost):
+    """A host that has an agent."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(4 << 30)
+        self.agent: Any = folder
+
+
+def test_requests_get_503_and_pages_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_watch, "AGENT_BACK_S", 0.0)
+    monkeypatch.setattr(agent_watch, "LOOK_S", 0.01)
+    answers = [True]
+    fault = f"the agent in {tmp_path} cannot be reached"
+    monkeypatch.setattr(AgentWatch, "_look", lambda self: "" if answers[0] else fault)
+    monkeypatch.setattr(ModelServer, "_make_host", lambda self, keeper: Lost(tmp_path))
+    with door(tmp_path, model("a")) as it:
+        assert it.chat("a")[0] == 200
+        answers[0] = False
+        wait_for(lambda: it.ask(None, "/cotenant/status")[2]["agent_fault"] == fault)
+        status, headers, answer = it.chat("a")
+        assert (status, answer["error"]["message"], answer["error"]["code"]) == (503, fault, "model_unavailable")
+        assert int(headers["retry-after"]) >= 1
+        state = it.ask(None, "/state.json")[2]
+        assert [(row["ok"], row["note"]) for row in state["sources"]] == [(False, fault)]
+        assert any(fault in row["text"] for row in state["decisions"])
+        console = Console(width=200)
+        with console.capture() as shown:
+            console.print(screen(it.ask(None, "/cotenant/status")[2], "http://it"))
+        assert "cannot be reached" in shown.get()
+        answers[0] = True
+        wait_for(lambda: it.ask(None, "/cotenant/status")[2]["agent_fault"] == "")
+        stays(lambda: it.chat("a")[0] == 200)
+
+
+def test_an_agent_without_a_socket_cannot_be_reached(tmp_path: Path) -> None:
+    watch = AgentWatch(tmp_path, print, print)
+    assert watch._look() == f"the agent in {tmp_path} cannot be reached"
+    (tmp_path / CONTROL_SOCKET).touch()
+    assert watch._look()
