@@ -41,7 +41,7 @@ def serve(
         ),
     ] = None,
     agent_dir: Annotated[
-        Path | None, typer.Option("--dir", help="Folder of the agent, for --colocation and for language models.")
+        Path | None, typer.Option("--dir", help="Folder of a running agent, for --colocation and for language models.")
     ] = None,
     program_logs: Annotated[
         Path | None,
