@@ -182,3 +182,24 @@ def test_a_process_counts_from_the_second_look_on(tmp_path: Path) -> None:
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_a_tenant_of_another_agent_is_named_as_such(machine: Callable[..., Machine]) -> None:
+    """Both agents own the same software GPU; a program past the shim of the other is no tenant of it."""
+    one, two = machine(), machine()
+    two.environment |= one.state
+    two.agent.terminate()
+    two.agent.wait(60)
+    two.start_agent()
+    one.program(*one.run("good"), shim=True)
+    bare = one.program(*one.run("bare"), "env", "-u", "LD_PRELOAD")
+    wait_for(lambda: len(two.list()["agent"]["unseen"]) == 2)
+    assert sorted(str(row["agent"]) for row in two.list()["agent"]["unseen"]) == sorted(["None", str(one.folder)])
+    wait_for(lambda: set(one.unseen()) == {"bare"})
+    log = (two.folder / "agent.log").read_text()
+    assert f"as a tenant of another agent ({one.folder}): neither agent knows" in log
+    assert log.count("no limit applies to it; it belongs to no tenant") == 1
+    ps = [sys.executable, "-m", "cotenant.cli.main", "ps", "--dir", str(two.folder)]
+    said = subprocess.run(ps, env=two.environment, capture_output=True, text=True, check=True).stdout
+    assert f"as a tenant of another agent ({one.folder})" in said
+    assert bare.poll() is None

@@ -258,7 +258,8 @@ class Agent:
         self.owners = Owners(self.options.locate)
         self.ended = EndedJobs(self.owners, self.folder)
         limits, owners = self.limits, self.owners
-        self.unseen = UnseenWatch(registry, owners, in_group=limits.tenant_in, bring_back=limits.bring_back)
+        path = self.options.tenant_socket or self.folder / "agent.sock"
+        self.unseen = UnseenWatch(registry, owners, in_group=limits.tenant_in, bring_back=limits.bring_back, own=path)
         self.proof = ShareProof(registry, self.unseen.tenant_of, limits.not_enforced)
         requests = Requests(
             registry,
@@ -275,7 +276,6 @@ class Agent:
             self.in_force,
             self.history.warned,
         )
-        path = self.options.tenant_socket or self.folder / "agent.sock"
         self.server = ShimServer(path, registry, self.owners, requests, self.in_force, save, self.lives.maybe_remove)
         self.floors = Floors(
             path.with_name(FLOOR_SOCKET),

@@ -51,9 +51,12 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     index = {gpu["uuid"]: gpu["index"] for gpu in answer["agent"]["gpus"]}
     for row in answer["agent"]["unseen"]:
         if row["tenant"] is None:  # processes of a tenant are listed among the tenant's warnings instead
+            how = "without the agent: no limit applies to it"
+            if row.get("agent"):
+                how = f"as a tenant of another agent ({row['agent']})"
             console.print(
                 f"[red]not a tenant[/red]: process {row['pid']} ({row['program']}, user {row['uid']}) uses "
-                f"GPU {index[row['gpu']]} without the agent: no limit applies to it",
+                f"GPU {index[row['gpu']]} {how}",
                 highlight=False,
                 soft_wrap=True,
             )

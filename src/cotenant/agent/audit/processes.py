@@ -34,12 +34,15 @@ LOOK_AGAIN_S = 0.5
 # for their clients. /proc truncates program names to 15 characters, so the rest of a name is not compared.
 MPS = "nvidia-cuda-mps"
 TOKEN = b"COTENANT_TOKEN="
+SOCKET = b"COTENANT_SOCKET="
 SHIM = DRIVER_SHIM.encode()
+ONLY_ITS_OWN = "neither agent knows the shares of the other's tenants"
 
 
 class Unseen(NamedTuple):
     """A process that uses a GPU without being connected. `tenant`: name of its tenant; empty if it has none. `place`:
-    the pod or job in which it runs; None if it runs in none.
+    the pod or job in which it runs; None if it runs in none. `agent`: folder of the other agent whose tenant it is, or
+    empty.
     """
 
     process: ProcessKey
@@ -48,12 +51,18 @@ class Unseen(NamedTuple):
     uid: int
     tenant: str
     place: Place | None = None
+    agent: str = ""
+
+    @property
+    def how(self) -> str:
+        """How the process uses the GPU, in words that follow the GPU's number."""
+        return f"as a tenant of another agent ({self.agent})" if self.agent else "without the agent"
 
     def as_dict(self) -> dict[str, Any]:
         """The process in JSON types, as the operation `list` of the control socket reports it."""
         return {
             "pid": self.process.pid, "gpu": self.gpu, "program": self.program, "uid": self.uid,
-            "tenant": self.tenant or None,
+            "tenant": self.tenant or None, "agent": self.agent or None,
             "holder": {"kind": self.place.kind, "id": self.place.id} if self.place else None,
         }  # fmt: skip
 
@@ -102,11 +111,13 @@ class UnseenWatch:
         proc: Path = Path("/proc"),
         in_group: Callable[[int], Tenant | None] = lambda pid: None,
         bring_back: Callable[[Tenant, int], bool] = lambda tenant, pid: False,
+        own: Path | None = None,
     ) -> None:
         """`in_group` is a function that returns the tenant in whose control group a process is, if the group has a
         memory limit. `bring_back` moves a process of a tenant into the tenant's group if the process is elsewhere;
-        returns whether it was moved.
+        returns whether it was moved. `own`: the socket for the tenants of this agent.
         """
+        self._own = own
         self._in_group, self._bring_back = in_group, bring_back
         self._registry, self._owners, self._proc = registry, owners, proc
         self._before: set[tuple[str, ProcessKey]] = set()
@@ -129,14 +140,14 @@ class UnseenWatch:
                 tenant = self._registry.tenants.get(row.tenant)
                 moved = tenant is not None and self._bring_back(tenant, row.process.pid)
                 limit = "no limit except on memory" if self._in_group(row.process.pid) else "no limit"
-                fate = "it was killed" if strict else f"{limit} applies to it"
-                text = f"{what} {self._registry.gpus[row.gpu].index} without the agent: {fate}"
+                fate = "it was killed" if strict else ONLY_ITS_OWN if row.agent else f"{limit} applies to it"
+                text = f"{what} {self._registry.gpus[row.gpu].index} {row.how}: {fate}"
                 if moved:
                     text += "; it was outside the tenant's control group, and what it allocated there is not counted"
                 if tenant is not None:
                     warned(tenant, text)
                 else:
-                    LOG.warning(f"{text}; it belongs to no tenant")
+                    LOG.warning(text if row.agent else f"{text}; it belongs to no tenant")
             for row in self.now if strict else ():
                 end(row)
 
@@ -169,7 +180,21 @@ class UnseenWatch:
             program = (folder / "comm").read_text(errors="replace").strip()
             uid = folder.stat().st_uid
         tenant = self.tenant_of(key.pid)
-        return Unseen(key, gpu, program, uid, tenant.name if tenant else "", self._owners.locate(key.pid))
+        agent = "" if tenant else self._other_agent(key)
+        return Unseen(key, gpu, program, uid, tenant.name if tenant else "", self._owners.locate(key.pid), agent)
+
+    def _other_agent(self, key: ProcessKey) -> str:
+        """Folder of another agent as whose tenant a process was started; empty if the process runs without the shim."""
+        variables = self._environment(key.pid) if _has_shim(self._proc, key) else []
+        name = next((v.removeprefix(SOCKET) for v in variables if v.startswith(SOCKET)), b"")
+        socket = Path(os.fsdecode(name))
+        return str(socket.parent) if name and socket != self._own else ""
+
+    def _environment(self, pid: int) -> list[bytes]:
+        try:
+            return processes.environment(pid, self._proc)
+        except OSError:
+            return []
 
     def tenant_of(self, pid: int) -> Tenant | None:
         """Find the tenant to which a process belongs, by its cgroup, its parents or its environment."""
@@ -182,9 +207,5 @@ class UnseenWatch:
         by_parents = self._registry.by_process(processes.ancestors(pid))
         if by_parents is not None:
             return by_parents
-        try:
-            variables = processes.environment(pid, self._proc)
-        except OSError:
-            return None
-        token = next((v.removeprefix(TOKEN) for v in variables if v.startswith(TOKEN)), b"")
+        token = next((v.removeprefix(TOKEN) for v in self._environment(pid) if v.startswith(TOKEN)), b"")
         return self._registry.by_token(token.decode(errors="replace")) if token else None

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from cotenant.agent.audit.processes import ONLY_ITS_OWN
 from cotenant.agent.config.files import InForce
 from cotenant.agent.control.rows import Rows
 from cotenant.agent.shims.server import ShimServer
@@ -93,7 +94,8 @@ class LivePage:
                 about = {"source": self.node_name, "about": row["name"], "text": text}
                 yield "warnings", f"{row['name']} {number}", about
         for one in self._rows.unseen.now:
-            text = f"process {one.process.pid} ({one.program}) uses {one.gpu} without the agent: no limit applies to it"
+            limit = ONLY_ITS_OWN if one.agent else "no limit applies to it"
+            text = f"process {one.process.pid} ({one.program}) uses {one.gpu} {one.how}: {limit}"
             about = {"source": self.node_name, "about": one.tenant or "no tenant", "text": text}
             yield "warnings", f"unseen {one.process.pid} {one.gpu}", about
         for number, at_s, text in self._history.decisions:
