@@ -49,7 +49,7 @@ ELASTIC: dict[str, Entry] = {
         lambda s: Sia(True, s), 60.0, "sia", False,
     ),
     "sia-fast": Entry(
-        "Sia's objective, approximated with a price for each GPU model; the result states the gap to the optimum",
+        "Sia's objective, approximated with prices of the GPU models, for over 100 jobs; states the gap",
         lambda s: Sia(False, s), 60.0, "sia", False,
     ),
     "pollux": Entry(
