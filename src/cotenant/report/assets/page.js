@@ -109,7 +109,7 @@ function drawRest() {
     resting = false;
     if (next[1].dirty) draw(next[0]);
     drawRest();
-  });
+  }, { timeout: 200 });
 }
 
 function redraw(only) {
