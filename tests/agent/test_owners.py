@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_harness import saved
 from fake_shim import FakeShim
 from held_agent import HeldAgent, pod_cgroup, uuid_of
 from waiting import wait_for
 
-from cotenant.abi.protocol import MessageType, Status
+from cotenant.abi.protocol import MemoryFamily, MessageType, Status
 from cotenant.agent.gate.client import join_floor
 from cotenant.agent.tenants.places import Place, container_token, place_in, place_of
 from cotenant.core.errors import InputError, WorkError
@@ -171,6 +172,26 @@ def test_let_go_frees_the_share_at_once(held: HeldAgent) -> None:
     assert rows["team/train/main"]["request"] == 0.0, "a process that is left has no claim"
     shim.close()
     assert wait_gone(held, "team/train/main")
+
+
+def test_let_go_after_a_restart_keeps_a_tenant_whose_process_has_not_returned(held: HeldAgent) -> None:
+    """Its memory would else be counted as free, and it would be refused when it returns."""
+    hold(held)
+    held.put(pod_cgroup(UID, ID))
+    shim = FakeShim(held.tenants)
+    name, folder = TRAIN["name"], held.folder
+    wait_for(lambda: saved(folder, name).get("connected"), what="the process is written down")
+    token = saved(folder, name)["token"]
+    held.process.kill()
+    held.process.wait()
+    held.start()
+    held.call("let_go", kind="pod", id=UID)
+    assert {t["name"]: t["request"] for t in held.call("list")["tenants"]} == {name: 0.0}
+    shim.close()
+    back = FakeShim(held.tenants, token)
+    back.send(MessageType.MEMORY_STATE, {"family": MemoryFamily.HOST, "bytes": 0})
+    back.close()
+    assert wait_gone(held, name)
 
 
 def wait_gone(agent: HeldAgent, name: str) -> bool:

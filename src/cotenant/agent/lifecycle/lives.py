@@ -26,6 +26,7 @@ from cotenant.core.errors import InputError
 
 START_WITHIN_S = 30.0
 LOOK_S = 0.25
+RETURN_LOOK_S = 1.0
 
 
 class Lives:
@@ -153,10 +154,10 @@ class Lives:
 
     def idle(self, tenant: Tenant) -> bool:
         """Return whether a tenant is idle: it has no process that runs or is starting, none left behind by its program,
-        and none that is parked.
+        none that is about to return after a restart of the agent, and none that is parked.
         """
         root_lives = tenant.root is not None and tenant.name in self._root_fds
-        busy = root_lives or tenant.sessions or tenant.left_behind or tenant.launching
+        busy = root_lives or tenant.sessions or tenant.left_behind or tenant.launching or _returns(tenant)
         return not busy and not self._parked.lives(tenant.name)
 
     def choose(self, tenant: Tenant, spec: TenantSpec) -> None:
@@ -172,7 +173,12 @@ class Lives:
         """Remove a tenant that has no program, process or launcher left, unless it is declared in the configuration or
         held for a pod or job.
         """
-        if tenant.owner is not None or not self.idle(tenant):
+        if tenant.owner is not None:
+            return
+        if not self.idle(tenant):
+            if _returns(tenant) and not tenant.sessions:
+                # no event tells of the end of a process that has not connected again
+                asyncio.get_running_loop().call_later(RETURN_LOOK_S, self.maybe_remove, tenant)
             return
         if tenant.declared:
             self._accounts.limits.rest(tenant)
@@ -202,6 +208,10 @@ class Lives:
             task.cancel()
         for fd in self._root_fds.values():
             os.close(fd)
+
+
+def _returns(tenant: Tenant) -> bool:
+    return any(processes.alive(key) for key in tenant.returning)
 
 
 def _memory_terms(spec: TenantSpec) -> tuple[object, ...]:
