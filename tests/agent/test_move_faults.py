@@ -279,7 +279,9 @@ def test_a_tenant_that_is_removed_while_it_is_parked_is_said(moment: str) -> Non
     no: Any = SimpleNamespace()
     checkpoints: Any = SimpleNamespace(settled=lambda name: ended(""), still=lambda *_: ended("before the move"))
     residency: Any = SimpleNamespace(evacuate=lambda *_: ended("during the move"))
-    residents: Any = SimpleNamespace(refresh=lambda gpu: SimpleNamespace(occupants=occupants))
+    residents: Any = SimpleNamespace(
+        refresh=lambda gpu: SimpleNamespace(occupants=occupants), all_reported=lambda _: asyncio.sleep(0)
+    )
     registry: Any = SimpleNamespace(tenants=tenants)
     broker: Any = SimpleNamespace(unsuspend=lambda tenant: None)
     parking = Parking(checkpoints, parked, residency, residents, no, registry, broker, no, no)
