@@ -70,7 +70,7 @@ def rig() -> Iterator[tuple[Rig, Program]]:
 
 def done_by(block: dict[str, Any], at_ns: int) -> int:
     """Units that had ended by then."""
-    return max((count for at, count in block["marks"] if at < at_ns), default=0)
+    return max((count for at, count, _ in block["marks"] if at < at_ns), default=0)
 
 
 def held(be: Program, floor: Floor, order: str, seconds: float) -> tuple[dict[str, Any], int]:

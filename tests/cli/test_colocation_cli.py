@@ -163,8 +163,8 @@ def test_schemes_are_named_once_and_what_is_wrong_is_theirs() -> None:
 def test_a_gpu_that_is_not_here_is_wrong_input() -> None:
     done = CliRunner().invoke(profile_app, ["kernels", "--gpus", "nosuch", "--", "true"])
     assert isinstance(done.exception, InputError)
-    assert "this machine has no GPU 'nosuch'" in str(done.exception)
-    with pytest.raises(InputError, match="this machine has no GPU 'nosuch'"), Bench("nosuch", {}):
+    assert "this machine has no GPU" in str(done.exception)
+    with pytest.raises(InputError, match="this machine has no GPU"), Bench("nosuch", {}):
         pass
 
 

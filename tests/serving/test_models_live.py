@@ -43,7 +43,7 @@ def test_a_model_has_memory_of_the_gpu_that_it_is_on(place: Place) -> None:
     assert all(row["memory_bytes"] == 256 * MIB for row in shown["models"])
 
     async def collect() -> list[Any]:
-        return [row async for row in rows(dispatch(Place.RESIDENT, place), [room], "", Decisions())]
+        return [row async for row in rows(dispatch(Place.RESIDENT, place), [room], "", Decisions(), "")]
 
     page = asyncio.run(collect())
     ((key, card),) = [(key, fields) for section, key, fields in page if section == "gpus"]
