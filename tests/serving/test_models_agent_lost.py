@@ -1,4 +1,5 @@
-"""An agent that cannot be reached: it is told once, requests are refused after a while, and its return is told."""
+"""An agent that cannot be reached: the log says so once and again when it is back, and after a while requests are
+refused."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class ElasticPlanner:
 
     def _remember(self, room: Counter[str]) -> None:
         """Add the models in `room` to those of the cluster. The policy numbers the models and keeps figures for each
-        (demand, time received) from round to round, so it starts anew if there is one more."""
+        (demand, time received) from round to round, so a new policy object replaces it if there is one more."""
         models = sorted({*self._models, *room})
         if models != self._models:
             self._models, self.policy = models, self.entry.make(SOLVER_LIMIT_S)
