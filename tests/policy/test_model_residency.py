@@ -260,3 +260,64 @@ def test_no_gpu_is_overfilled_no_stream_is_cut_and_everybody_is_served(
                 it.began(row.facts.name, now)
         act()
     assert not any(row.waiting or row.open for row in it.rows.values())
+
+
+def test_a_return_that_fails_finds_its_host_memory() -> None:
+    """Host memory for one model. `a` is on its way back, so its contents are still there while b is evicted."""
+    it = models(model("a", 40), model("b", 60), model("c", 60), gpus=2, host=60 * GIB)
+    resident(it, "a", "b")
+    assert (it.rows["a"].gpu, it.rows["b"].gpu) == (0, 1)
+    it.arrived("c", 50.0)
+    assert it.decide(50.0) == [Action(Do.EVICT, "a", 0)]
+    it.settled("a", 50.5)
+    it.decide(50.5)
+    it.died("c", 51.0, again_s=60.0)
+    it.arrived("a", 51.0)
+    assert it.decide(51.0) == [Action(Do.BRING, "a", 0)]
+    it.withdrawn("c", 51.1)
+    it.arrived("c", 112.0)
+    assert it.decide(112.0) == [Action(Do.STOP, "b", 1)]
+    it.failed("a", 112.1, again_s=1.0)
+    it.settled("b", 112.5)
+    assert [it.rows[name].place for name in "ab"] == [Place.EVICTED, Place.COLD]
+
+
+MOVES = st.lists(
+    st.tuples(st.integers(0, 5), st.sampled_from(["done", "done", "done", "fail", "wait", "die"]), st.booleans()),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(MOVES, st.integers(1, 3), st.sampled_from([30 * GIB, 60 * GIB, 100 * GIB]))
+def test_host_memory_holds_what_was_evicted_and_has_not_returned(
+    events: list[tuple[int, str, bool]], gpus: int, host: int
+) -> None:
+    """The oracle: contents are in host memory from the eviction's end to the end of a return that succeeds, or to the
+    program's death. An eviction needs its host memory from its beginning."""
+    it = models(*[model(f"m{i}", size) for i, size in enumerate((60, 50, 40, 30, 30, 20))], gpus=gpus, host=host)
+    sizes = {name: row.facts.memory_bytes for name, row in it.rows.items()}
+    held, moving, now = set[str](), dict[str, Do](), 0.0
+    for which, what, oldest in events:
+        now += 20.0
+        name = f"m{which}"
+        if what == "die" and it.rows[name].place is not Place.COLD:
+            moving.pop(name, None)
+            held.discard(name)
+            it.died(name, now)
+        elif what in ("done", "fail") and moving:
+            other = list(moving)[0 if oldest else -1]
+            do = moving.pop(other)
+            if what == "fail":
+                it.failed(other, now, 1.0)
+            else:
+                it.settled(other, now)
+                (held.add if do is Do.EVICT else held.discard)(other)
+        it.arrived(name, now)
+        moving |= {action.model: action.do for action in it.decide(now)}
+        for each, row in it.rows.items():
+            while row.waiting and it.admits(each):
+                it.began(each, now)
+                it.ended(each, now)
+        assert it._host_used == sum(sizes[each] for each in held)
+        assert sum(sizes[each] for each in held | {e for e, do in moving.items() if do is Do.EVICT}) <= host

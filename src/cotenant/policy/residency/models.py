@@ -40,6 +40,7 @@ class Place(enum.Enum):
 
 
 AWAY = frozenset({Place.COLD, Place.EVICTED})
+IN_HOST = frozenset({Place.EVICTED, Place.RETURNING})  # contents stay in host memory until a return has succeeded
 
 
 class Do(enum.Enum):
@@ -62,8 +63,7 @@ class Action(NamedTuple):
 @dataclass(frozen=True)
 class ModelFacts:
     """Properties of a model. `late_s`: how long its first request may wait; `start_s`: estimated time of a cold start,
-    until one is measured. Models that are `kept` are started at once and never evicted.
-    """
+    until one is measured. Models that are `kept` are started at once and never evicted."""
 
     name: str
     memory_bytes: int
@@ -204,8 +204,10 @@ class ModelResidency:
                 if seconds is not None:
                     row.start_s = seconds if not row.starts else row.start_s + BLEND * (seconds - row.start_s)
                 row.starts += 1
-            elif seconds is not None:
-                self.rates.observe(0, row.facts.memory_bytes, seconds)
+            else:
+                self._host_used -= row.facts.memory_bytes
+                if seconds is not None:
+                    self.rates.observe(0, row.facts.memory_bytes, seconds)
             row.place, row.since_s, row.used_s = Place.RESIDENT, now_s, max(row.used_s, now_s)
             self._away.discard(name)
 
@@ -232,7 +234,7 @@ class ModelResidency:
 
     def _off(self, row: ModelRow, now_s: float, place: Place) -> None:
         name, held = row.facts.name, row.facts.memory_bytes
-        if row.place is Place.EVICTED:
+        if row.place in IN_HOST:
             self._host_used -= held
         if place is Place.EVICTED:
             self._host_used += held
@@ -389,8 +391,6 @@ class ModelResidency:
 
     def _come(self, row: ModelRow, gpu: int, now_s: float) -> Action:
         do = Do.BRING if row.place is Place.EVICTED else Do.START
-        if do is Do.BRING:
-            self._host_used -= row.facts.memory_bytes
         row.place = Place.RETURNING if do is Do.BRING else Place.STARTING
         row.gpu, row.since_s = gpu, now_s
         self._on[gpu][row.facts.name] = row
