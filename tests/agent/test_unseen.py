@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from cotenant.agent.audit.processes import UnseenWatch
+from cotenant.agent.audit.neighbours import NAMES, Neighbour, Neighbours
+from cotenant.agent.audit.processes import Unseen, UnseenWatch
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.owners.owners import Owners
 from cotenant.agent.processes import key_of
 from cotenant.agent.tenants.registry import Registry
 from cotenant.core.errors import WorkError
+from cotenant.devices.base import Gpu
 from cotenant.native.libraries import SOFT_DRIVER, library_path
 
 # Takes 4 MiB of the software GPU and waits for the end of its input. With an argument it loads the driver by that name,
@@ -184,13 +186,19 @@ def test_a_process_counts_from_the_second_look_on(tmp_path: Path) -> None:
         sleeper.wait()
 
 
-def test_a_tenant_of_another_agent_is_named_as_such(machine: Callable[..., Machine]) -> None:
-    """Both agents own the same software GPU; a program past the shim of the other is no tenant of it."""
-    one, two = machine(), machine()
+def beside(one: Machine, two: Machine) -> Machine:
+    """Let the second agent own the software GPU of the first."""
     two.environment |= one.state
     two.agent.terminate()
     two.agent.wait(60)
     two.start_agent()
+    return two
+
+
+def test_a_tenant_of_another_agent_is_named_as_such(machine: Callable[..., Machine]) -> None:
+    """Both agents own the same software GPU; a program past the shim of the other is no tenant of it."""
+    one, two = machine(), machine()
+    beside(one, two)
     one.program(*one.run("good"), shim=True)
     bare = one.program(*one.run("bare"), "env", "-u", "LD_PRELOAD")
     wait_for(lambda: len(two.list()["agent"]["unseen"]) == 2)
@@ -203,3 +211,94 @@ def test_a_tenant_of_another_agent_is_named_as_such(machine: Callable[..., Machi
     said = subprocess.run(ps, env=two.environment, capture_output=True, text=True, check=True).stdout
     assert f"as a tenant of another agent ({one.folder})" in said
     assert bare.poll() is None
+
+
+def test_two_agents_of_one_gpu_name_each_other(machine: Callable[..., Machine]) -> None:
+    """Both say it before any program runs, in the log, in ps and on the live page, until one has ended."""
+    one, apart = machine("--http", "127.0.0.1:0"), machine()
+    two = beside(one, machine())
+    for here, other in ((one, two), (two, one)):
+        wait_for(lambda here=here: here.list()["agent"]["other_agents"])  # type: ignore[misc]
+        (row,) = here.list()["agent"]["other_agents"]
+        assert (row["pid"], row["folder"]) == (other.agent.pid, str(other.folder))
+        assert row["gpus"] == [gpu["uuid"] for gpu in here.list()["agent"]["gpus"]]
+        mine, others = f"(pid {here.agent.pid}, {here.folder})", f"(pid {other.agent.pid}, {other.folder})"
+        said = f"GPU 0: managed by this agent {mine} and by another one {others}; neither knows"
+        assert row["text"].startswith(said)
+        assert (here.folder / "agent.log").read_text().count(said) == 1, "said once"
+        for verb in ("ps", "top"):
+            command = [sys.executable, "-m", "cotenant.cli.main", verb, "--dir", str(here.folder)]
+            shown = subprocess.run(command, env=here.environment, capture_output=True, text=True, check=True).stdout
+            assert " ".join(said.split()) in " ".join(shown.split())
+    assert apart.list()["agent"]["other_agents"] == []
+    two.agent.kill()
+    two.agent.wait()
+    wait_for(lambda: not one.list()["agent"]["other_agents"], what="an agent that has ended is named no more")
+
+
+def test_strict_spares_tenants_of_another_agent_that_runs(machine: Callable[..., Machine]) -> None:
+    """A program that only says that it belongs to another agent ends, as one past the shim does."""
+    one = machine()
+    two = beside(one, machine("--strict"))
+    good = one.program(*one.run("good"), shim=True)
+    wait_for(lambda: two.list()["agent"]["unseen"])
+    bare = one.begun(*one.run("bare"), "env", "-u", "LD_PRELOAD")
+    assert bare.wait(60) == 137
+    assert good.poll() is None
+    log = (two.folder / "agent.log").read_text()
+    assert f"as a tenant of another agent ({one.folder}): neither agent knows" in log
+    assert log.count("it was killed") == 1
+    one.agent.kill()
+    one.agent.wait()
+    one.start_agent()  # the program is spared while its agent is restarted, although it has not reconnected
+    assert one.begun().wait(60) == -9
+    assert good.poll() is None
+
+
+def test_strict_ends_what_no_running_agent_reports(tmp_path: Path) -> None:
+    watch = UnseenWatch(Registry((), {}), Owners(), tmp_path)
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        key = key_of(sleeper.pid)
+        watch.now = [Unseen(key, "GPU-1", "sleep", os.getuid(), "", agent="/run/other")]
+        assert not watch.spared(watch.now[0])
+        watch.vouch({sleeper.pid}, 100.0)
+        assert watch.spared(watch.now[0])
+        watch.vouch((), 109.0)
+        assert watch.spared(watch.now[0]), "its agent may be restarting"
+        watch.vouch((), 110.0)
+        assert not watch.spared(watch.now[0]), "its agent is gone"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_other_agents_are_read_from_the_list_of_sockets(tmp_path: Path) -> None:
+    """Folders may contain spaces and slashes, or be missing; other names, GPUs and this agent itself do not count."""
+    gpus = [Gpu(f"GPU-{number}", "H100", 80 << 30, number) for number in (3, 5)]
+    names = tmp_path / "unix"
+    here = Neighbours(tmp_path, gpus)
+    try:
+        flags = [line.split(b" @")[1].decode() for line in NAMES.read_bytes().splitlines() if b" @cotenant" in line]
+        run = next(flag.split("/")[1] for flag in flags if flag.endswith(f"/{tmp_path}"))
+        first, second = [flag for flag in flags if flag.startswith("cotenant-gpu/") and flag.endswith(run)]
+        other, third = first.replace(run, "71-00ff"), second.replace(run, "72-00ff")
+        foreign = "cotenant-gpu/0123456789abcdef/73-00ff"
+        listed = [first, second, other, third, second.replace(run, "71-00ff"), foreign]
+        strange = ["cotenant/71-00ff//srv/my agents/a", first.replace(run, "x"), "\udcff"]
+        strange += ["cotenant-gpu/", "cotenant/9", "/run/cotenant/control.sock"]
+        start = "0000000000000000: 00000002 00000000 00000000 0002 01 24"
+        lines = (f"{start} @{name}" for name in [*listed, *strange])
+        names.write_bytes(os.fsencode("\n".join(["Num RefCount Protocol Flags Type St Inode Path", *lines])))
+        there = Neighbours(tmp_path, gpus, names)
+        there.close()
+        assert {each for each in there.look() if f"(pid {os.getpid()}, {tmp_path}) and by another one (pid 71," in each}
+        found = {each.pid: each for each in there.now}
+        assert found.pop(os.getpid()).gpus == ("GPU-3", "GPU-5")
+        assert found.pop(71) == Neighbour(71, "/srv/my agents/a", ("GPU-3", "GPU-5"))
+        assert [(each.folder, len(each.gpus)) for each in found.values()] == [("", 1)]
+        assert there.look() == [], "said once"
+        names.unlink()
+        assert there.look() == []
+    finally:
+        here.close()

@@ -17,6 +17,7 @@ from typing import Any
 
 from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent import processes
+from cotenant.agent.audit.neighbours import Neighbours
 from cotenant.agent.audit.processes import UnseenWatch
 from cotenant.agent.audit.shares import ShareProof
 from cotenant.agent.config import files as configs
@@ -216,13 +217,9 @@ class Agent:
         config, gpus = self.in_force.config, list(self.registry.gpus)
         self.history = History(gpus, trace)
         self.broker = Broker(
-            gpus,
-            config.quota,
-            inflight_ns=config.inflight_ns,
-            residents=self.residents,
-            on_turn=self.history.turn,
-            on_fault=self.history.fault,
-        )
+            gpus, config.quota, inflight_ns=config.inflight_ns, residents=self.residents,
+            on_turn=self.history.turn, on_fault=self.history.fault,
+        )  # fmt: skip
         self.copies = Copies(config.copies)
         self.slices = SliceEnforcer(self.registry, self.history.warned, self._not_sliced)
         self.limits = MemoryLimits(self.folder, self.registry, self.history.warned, self.state.save_now)
@@ -259,7 +256,10 @@ class Agent:
         self.ended = EndedJobs(self.owners, self.folder)
         limits, owners = self.limits, self.owners
         path = self.options.tenant_socket or self.folder / "agent.sock"
-        self.unseen = UnseenWatch(registry, owners, in_group=limits.tenant_in, bring_back=limits.bring_back, own=path)
+        others = Neighbours(self.folder, self.gpus)
+        self.unseen = UnseenWatch(
+            registry, owners, in_group=limits.tenant_in, bring_back=limits.bring_back, own=path, neighbours=others
+        )
         self.proof = ShareProof(registry, self.unseen.tenant_of, limits.not_enforced)
         requests = Requests(
             registry,
@@ -329,6 +329,7 @@ class Agent:
         self.live = LivePage(rows, registry, history, self.server, self.in_force)
 
     def _close_parts(self) -> None:
+        self.unseen.neighbours.close()
         self.floors.close()
         self.state.save_now()
         self.lives.close()

@@ -38,6 +38,7 @@ def ps(
 
 def _print_tenants(answer: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from cotenant.agent.config.by_hand import value_text
     from cotenant.cli.fitting import print_whole, to_file
@@ -47,6 +48,8 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     console = Console(soft_wrap=to_file())  # a sentence in a file or pipe stays one line
     if answer["agent"]["config_fault"]:
         console.print(f"[red]the configuration is not in force in full: {answer['agent']['config_fault']}[/red]")
+    for other in answer["agent"].get("other_agents", ()):
+        console.print(f"[red]another agent[/red]: {escape(other['text'])}", highlight=False, soft_wrap=True)
     _print_parked(console, answer)
     index = {gpu["uuid"]: gpu["index"] for gpu in answer["agent"]["gpus"]}
     for row in answer["agent"]["unseen"]:

@@ -109,6 +109,7 @@ def screen(
     warnings = [(t["name"], text) for t in answer["tenants"] for text in t["warnings"]]
     if agent["config_fault"]:
         warnings.insert(0, ("configuration", agent["config_fault"]))
+    warnings += [("another agent", other["text"]) for other in agent.get("other_agents", ())]
     if warnings:
         parts.append(Text())
     for name, text in warnings[-5:]:

@@ -77,6 +77,10 @@ class Device(ABC):
         """Return the variables with which a program that runs without an agent sees only the given GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
+    def identity(self, uuid: str) -> str:
+        """Return a text that no other GPU of this machine has."""
+        return uuid
+
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs of this kind on this machine; empty if there is no driver."""
         try:

@@ -43,6 +43,11 @@ class Soft(Device):
         """See Device. No variables are needed: only the agent's launcher limits which GPUs a program sees."""
         return {}
 
+    def identity(self, uuid: str) -> str:
+        """See Device. Software GPUs with different state files have the same UUIDs."""
+        state = os.environ.get("COTENANT_SOFTGPU_STATE") or f"/dev/shm/cotenant-softgpu-{os.getuid()}"
+        return f"{uuid} {os.path.realpath(state)}"
+
     def cgroups(self) -> Cgroups | None:
         """See Device. Returns control groups that are imitated in a folder, which the environment variable
         COTENANT_SOFTGPU_CGROUPS names; None if the variable is not set.

@@ -11,11 +11,13 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cotenant.agent import processes
+from cotenant.agent.audit.neighbours import Neighbours
 from cotenant.agent.owners.owners import Owners
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.places import Place
@@ -37,6 +39,8 @@ TOKEN = b"COTENANT_TOKEN="
 SOCKET = b"COTENANT_SOCKET="
 SHIM = DRIVER_SHIM.encode()
 ONLY_ITS_OWN = "neither agent knows the shares of the other's tenants"
+NOT_VOUCHED = "it was killed, because no running agent of root or of this agent's user reports it as a tenant's"
+RESTART_S = 10.0  # an agent that is away for longer has ended: `cotenant run` waits as long for it
 
 
 class Unseen(NamedTuple):
@@ -112,12 +116,15 @@ class UnseenWatch:
         in_group: Callable[[int], Tenant | None] = lambda pid: None,
         bring_back: Callable[[Tenant, int], bool] = lambda tenant, pid: False,
         own: Path | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         """`in_group` is a function that returns the tenant in whose control group a process is, if the group has a
         memory limit. `bring_back` moves a process of a tenant into the tenant's group if the process is elsewhere;
-        returns whether it was moved. `own`: the socket for the tenants of this agent.
+        returns whether it was moved. `own`: the socket for the tenants of this agent. `neighbours`:
+        the other agents of the machine.
         """
-        self._own = own
+        self._own, self.neighbours = own, neighbours or Neighbours(Path(), ())
+        self._vouched: dict[ProcessKey, float] = {}  # when another agent last reported a process as its tenant's
         self._in_group, self._bring_back = in_group, bring_back
         self._registry, self._owners, self._proc = registry, owners, proc
         self._before: set[tuple[str, ProcessKey]] = set()
@@ -132,15 +139,24 @@ class UnseenWatch:
         self._returning = frozenset(known)
 
     async def run(self, warned: Callable[[Tenant, str], None], *, strict: bool) -> None:
-        """Report unconnected processes that use the GPUs, and with `strict` kill them, as long as the agent runs."""
+        """Report other agents of the GPUs, and unconnected processes that use them, as long as the agent runs. With
+        `strict` kill these processes, except the tenants of the other agents.
+        """
         while True:
             await asyncio.sleep(self.next_look_s)
-            for row in self.look(await asyncio.to_thread(using, list(self._registry.gpus.values()))):
+            for text in await asyncio.to_thread(self.neighbours.look):
+                LOG.warning(text)
+            new = self.look(await asyncio.to_thread(using, list(self._registry.gpus.values())))
+            if strict and any(row.agent for row in self.now):
+                self.vouch(await asyncio.to_thread(self.neighbours.tenants), time.monotonic())
+            for row in new:
                 what = f"process {row.process.pid} ({row.program}, user {row.uid}) uses GPU"
                 tenant = self._registry.tenants.get(row.tenant)
                 moved = tenant is not None and self._bring_back(tenant, row.process.pid)
                 limit = "no limit except on memory" if self._in_group(row.process.pid) else "no limit"
-                fate = "it was killed" if strict else ONLY_ITS_OWN if row.agent else f"{limit} applies to it"
+                fate = ONLY_ITS_OWN if row.agent else f"{limit} applies to it"
+                if strict and not self.spared(row):
+                    fate = NOT_VOUCHED if row.agent else "it was killed"
                 text = f"{what} {self._registry.gpus[row.gpu].index} {row.how}: {fate}"
                 if moved:
                     text += "; it was outside the tenant's control group, and what it allocated there is not counted"
@@ -149,7 +165,20 @@ class UnseenWatch:
                 else:
                     LOG.warning(text if row.agent else f"{text}; it belongs to no tenant")
             for row in self.now if strict else ():
-                end(row)
+                if not self.spared(row):
+                    end(row)
+
+    def spared(self, row: Unseen) -> bool:
+        """Return whether `--strict` leaves a process alone, because another agent reports it as its tenant's."""
+        return row.process in self._vouched
+
+    def vouch(self, pids: Collection[int], now_s: float) -> None:
+        """Spare the processes with these pids, and those that an earlier call named up to RESTART_S before `now_s`:
+        their agent may be restarting.
+        """
+        mine = {row.process for row in self.now if row.agent}
+        lasting = {key: at for key, at in self._vouched.items() if key in mine and now_s - at < RESTART_S}
+        self._vouched = lasting | {key: now_s for key in mine if key.pid in pids}
 
     def look(self, running: Mapping[str, Iterable[int]]) -> list[Unseen]:
         """Find the unconnected processes in `running`, the pids on each GPU. Returns those that no earlier scan has

@@ -93,6 +93,9 @@ class LivePage:
             for number, text in enumerate(row["warnings"]):
                 about = {"source": self.node_name, "about": row["name"], "text": text}
                 yield "warnings", f"{row['name']} {number}", about
+        for other in self._rows.unseen.neighbours.rows():
+            about = {"source": self.node_name, "about": "another agent", "text": other["text"]}
+            yield "warnings", f"agent {other['pid']} {other['folder']}", about
         for one in self._rows.unseen.now:
             limit = ONLY_ITS_OWN if one.agent else "no limit applies to it"
             text = f"process {one.process.pid} ({one.program}) uses {one.gpu} {one.how}: {limit}"

@@ -74,6 +74,7 @@ class Rows:
             "refused_connections": self.server.refused_connections,
             "config_fault": self.in_force.fault,
             "unseen": [row.as_dict() for row in self.unseen.now],
+            "other_agents": self.unseen.neighbours.rows(),
             "swap_memory": self.host.as_dict(),
             "colocation": self.floors.settings.scheme,
             "trace_dropped": trace.dropped if trace else 0,

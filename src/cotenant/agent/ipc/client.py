@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from cotenant.agent.processes import peer_of
 from cotenant.core.errors import LostServerError, WorkError
 from cotenant.core.folders import CONTROL_SOCKET
 from cotenant.core.lines import LineClient
@@ -32,3 +33,7 @@ class ControlClient(LineClient):
                 f"no agent answers at {self.path} ({error.strerror or error}): start one with cotenant agent"
             ) from None
         super().__init__(connection, "agent", str(self.path))
+
+    def server_uid(self) -> int:
+        """Return the user id of the agent."""
+        return peer_of(self._socket).uid
