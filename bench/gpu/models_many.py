@@ -1,13 +1,14 @@
 """Measures eight 8B-shaped models on one GPU of 80 GiB under bursts of requests, behind `cotenant serve`.
 
-    CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src python bench/gpu/models_many.py OUT.jsonl [SECONDS] [HOST]
+    CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src python bench/gpu/models_many.py OUT.jsonl [SECONDS] [HOST] [SHAPE]
 
 The engine is small_llm.py, shape 8b: 14.2 GiB of weights and 2.4 GiB of keys and values for 8 requests, with graphs and
 workspaces about 17.5 GiB. `memory: 20GiB` a model, so four of the eight models are on the GPU, and the others are in
 host memory. The agent reserves 20 GiB of host memory for each running program, which for eight models takes 178 GiB
 with the programs' own. If the host has less memory, there are fewer models, and GPU memory for half of them. HOST (such
 as 250GiB) is for virtual machines whose memory grows when it is used: the script first uses so much memory that the
-kernel reports enough.
+kernel reports enough. SHAPE 4b instead of 8b: 7.5 GiB of weights and 2.7 GiB of keys and values, `memory: 12.5GiB` a
+model, so that eight models fit into a host of 120 GiB.
 
 The trace is drawn by cotenant.workloads (seed 0): a model gets Poisson requests for 8 s in the mean and none for 30 s
 in the mean, both exponential. The rate of the k-th model while it gets requests is 4/s k^-0.8. Prompts have 512 tokens
@@ -68,7 +69,8 @@ from cotenant.serving.llm.program import free_port
 HERE = Path(__file__).resolve().parent
 SOFT = os.environ.get("CUDA_VISIBLE_DEVICES") == "soft"
 MODELS = 8
-MEMORY = 64 << 20 if SOFT else 20 << 30
+SHAPE = sys.argv[4] if len(sys.argv) > 4 else "8b"
+MEMORY = 64 << 20 if SOFT else {"8b": 20 << 30, "4b": 25 << 29}[SHAPE]
 # host memory of a program beside that for its evicted memory, and of everything else
 PROGRAM, OTHERS = (0, 1 << 30) if SOFT else (3 << 29, 6 << 30)
 KIND = Kind(2.0, 7.5, "64~1", "16", 256) if SOFT else Kind()
@@ -116,7 +118,8 @@ def engine(name: str, port: str, tenant: bool = True) -> list[str]:
     if SOFT:
         words = ["-m", "cotenant.cli.main", "timed-llm", "--model", name, "--port", port, "--speed", "10"]
         return [sys.executable, *words, *(("--device", "cuda", "--memory", "48MiB") if tenant else ())]
-    return [sys.executable, str(HERE / "small_llm.py"), "--name", name, "--shape", "8b", "--port", port]
+    shape = ["--shape", SHAPE, "--slots", "8"]
+    return [sys.executable, str(HERE / "small_llm.py"), "--name", name, *shape, "--port", port]
 
 
 @contextlib.contextmanager
@@ -304,9 +307,10 @@ def measure(out: Path, until_s: float, host: int) -> Iterator[dict[str, Any]]:
         if faults or not all(a.whole for _, a in found):
             raise SystemExit(f"models did not start: {faults}, {status(port)}")
         yield {
-            "row": "start", "models": count, "memory_gib": MEMORY / 2**30, "gpu_memory_gib": gpu / 2**30,
-            "swap_memory_gib": swap / 2**30, "host_gib": round(total_bytes() / 2**30, 1), "grew_s": round(grew_s, 1),
-            "server_s": round(server_s, 1), "first_token_s": [round(ttft_ms(a) / 1e3, 1) for _, a in found],
+            "row": "start", "models": count, "shape": SHAPE, "memory_gib": MEMORY / 2**30,
+            "gpu_memory_gib": gpu / 2**30, "swap_memory_gib": swap / 2**30,
+            "host_gib": round(total_bytes() / 2**30, 1), "grew_s": round(grew_s, 1), "server_s": round(server_s, 1),
+            "first_token_s": [round(ttft_ms(a) / 1e3, 1) for _, a in found],
             "hottest_rps": HOTTEST_RPS, "skew": SKEW,
         } | dataclasses.asdict(KIND)  # fmt: skip
         # the models that came last leave for the first time, for which their host memory is locked

@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -285,8 +285,10 @@ async def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--name", default="small")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="4b")
+    parser.add_argument("--slots", type=int, help="requests at a time; by default as many as the shape has")
     given = parser.parse_args()
-    model = Model(SHAPES[given.shape], "cpu" if given.shape == "tiny" else "cuda:0")
+    shape = SHAPES[given.shape]
+    model = Model(replace(shape, slots=given.slots or shape.slots), "cpu" if given.shape == "tiny" else "cuda:0")
     model.record()
     engine = Engine(model, given.name, asyncio.get_running_loop())
     server = await asyncio.start_server(lambda r, w: connection(engine, r, w), "127.0.0.1", given.port)
