@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from cotenant.policy.residency.models import AWAY
 from cotenant.serving.gateway.pages import Decisions
 from cotenant.serving.llm.dispatch import Model
 from cotenant.serving.llm.hosts import GpuRoom
-from cotenant.serving.llm.live import rows, status
+from cotenant.serving.llm.live import exposition, rows, status
 
 MIB = 1 << 20
 
@@ -58,3 +59,23 @@ def test_top_says_which_answers_its_times_are_of() -> None:
     assert "streamed answers" in text
     assert "256.0 MiB" in next(line for line in text.splitlines() if line.startswith("RESIDENT"))
     assert "MiB" not in next(line for line in text.splitlines() if line.startswith("EVICTED"))
+
+
+def test_an_answer_as_a_whole_has_a_time_and_no_first_token() -> None:
+    room = [GpuRoom(0, "", 512 * MIB)]
+    models = dispatch(Place.RESIDENT)
+    stats = models.models[Place.RESIDENT.name].stats
+    for _ in range(3):
+        stats.finished("ok", None, 0.25)
+    stats.finished("failed", None, 9.0)
+    (row,) = status(models, room, 0.0)["models"]
+    assert (row["ttft_ms"], row["attainment"], row["answer_ms"], row["answer_p99_ms"]) == (None, None, 250.0, 250.0)
+    console = Console(width=200, record=True)
+    console.print(screen(status(models, room, 0.0), "http://x"))
+    assert re.search("whole ms.*\n.*RESIDENT.* - / - .* 250 / 250 ", console.export_text())
+    text = exposition(models, 0)
+    assert 'cotenant_model_answer_seconds_sum{model="RESIDENT"} 0.75\n' in text
+    assert 'cotenant_model_first_token_seconds_count{model="RESIDENT"} 0\n' in text
+    stats.finished("ok", (0.1, None), None)
+    (row,) = status(models, room, 0.0)["models"]
+    assert (row["ttft_ms"], row["answer_ms"]) == (100.0, 250.0), "a stream counts as a stream only"

@@ -171,6 +171,11 @@ MODEL_TPOT = Metric(
     "cotenant_model_token_seconds", "histogram", "Mean time between events of a stream.", ("model",),
     (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0),
 )  # fmt: skip
+MODEL_ANSWER = Metric(
+    "cotenant_model_answer_seconds", "histogram",
+    "Time from a request to its answer, of successful answers that are not streamed (these have no TTFT).", ("model",),
+    (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 300.0),
+)  # fmt: skip
 MODEL_TTFT_SLO = Metric("cotenant_model_first_token_slo_seconds", "gauge", "TTFT target of the model.", ("model",))
 MODEL_TPOT_SLO = Metric("cotenant_model_token_slo_seconds", "gauge", "TPOT target of the model.", ("model",))
 MODEL_SWITCHES = Metric(

@@ -231,6 +231,7 @@ const MODELS = [
   { key: "ttft_p99_ms", name: "TTFT p99 of SLO", show: (row) => ofSlo(row.ttft_p99_ms, row.ttft_slo_ms) },
   { key: "tpot_ms", name: "TPOT p50 of SLO", show: (row) => ofSlo(row.tpot_ms, row.tpot_slo_ms) },
   { key: "attainment", name: "in time", show: (row) => make("span", { className: inTime(row.attainment) }, row.attainment == null ? DASH : `${(100 * row.attainment).toFixed(1)} %`) },
+  { key: "answer_p99_ms", name: "whole p99", less: true, show: (row) => ms(row.answer_p99_ms) },
   { key: "switches", name: "switches", show: (row) => `${count(row.switches)}, ${seconds(row.switch_s)}` },
   { key: "failed", name: "failed", less: true, show: (row) => count(row.failed) },
 ];

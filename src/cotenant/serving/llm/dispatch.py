@@ -118,11 +118,9 @@ class Dispatch:
         """Called when a request has been answered, or its client has disconnected."""
         model, now_s = self.models[ticket.model], time.monotonic()
         self.open -= 1
-        model.stats.outcomes[outcome] += 1
+        model.stats.finished(outcome, ticket.times, None if ticket.streamed else now_s - ticket.arrived_s)
         if outcome == "ok":
             model.failures = 0
-        if (times := ticket.times) is not None:
-            model.stats.streamed(*times)
         if ticket.running:
             self.policy.ended(ticket.model, now_s)
             if model.queue:

@@ -18,6 +18,7 @@ from cotenant.serving.llm.hosts import GpuRoom
 from cotenant.serving.llm.stats import percentile_ms
 
 NO_TTFT, NO_TPOT = Histogram(names.MODEL_TTFT.buckets), Histogram(names.MODEL_TPOT.buckets)
+NO_ANSWER = Histogram(names.MODEL_ANSWER.buckets)
 
 
 def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
         "waiting": row.waiting, "open": row.open,
         "ttft_ms": percentile_ms(stats.ttfts, 0.5), "ttft_p99_ms": percentile_ms(stats.ttfts, 0.99),
         "tpot_ms": percentile_ms(stats.tpots, 0.5), "ttft_slo_ms": entry.ttft_ms, "tpot_slo_ms": entry.tpot_ms,
+        "answer_ms": percentile_ms(stats.answers, 0.5), "answer_p99_ms": percentile_ms(stats.answers, 0.99),
         "attainment": sum(met) / len(met) if met else None, "outcomes": dict(stats.outcomes),
         "retries": stats.retries, "deaths": stats.deaths, "switches": dict(stats.switches),
         "switch_s": {kind: round(seconds, 3) for kind, seconds in stats.seconds.items()},
@@ -67,6 +69,7 @@ def exposition(dispatch: Dispatch, connections: int) -> str:
         out.add(names.MODEL_RETRIES, stats.retries, model=name)
         out.histogram(names.MODEL_TTFT, stats.ttft or NO_TTFT, model=name)
         out.histogram(names.MODEL_TPOT, stats.tpot or NO_TPOT, model=name)
+        out.histogram(names.MODEL_ANSWER, stats.answer or NO_ANSWER, model=name)
         out.add(names.MODEL_TTFT_SLO, model.entry.ttft_ms / 1e3, model=name)
         out.add(names.MODEL_TPOT_SLO, model.entry.tpot_ms / 1e3, model=name)
         for kind, count in stats.switches.items():
@@ -98,6 +101,7 @@ async def rows(
             "memory_bytes": row["gpu_memory_bytes"], "queue": row["waiting"], "open": row["open"],
             "ttft_ms": row["ttft_ms"], "ttft_p99_ms": row["ttft_p99_ms"], "ttft_slo_ms": row["ttft_slo_ms"],
             "tpot_ms": row["tpot_ms"], "tpot_slo_ms": row["tpot_slo_ms"], "attainment": row["attainment"],
+            "answer_ms": row["answer_ms"], "answer_p99_ms": row["answer_p99_ms"],
             "switches": sum(row["switches"].values()), "switch_s": round(sum(row["switch_s"].values()), 3),
             "failed": row["outcomes"].get("failed", 0) + row["outcomes"].get("unavailable", 0), "fault": row["fault"],
         }  # fmt: skip

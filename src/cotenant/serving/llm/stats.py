@@ -6,15 +6,17 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from cotenant.observability.exposition import Histogram
-from cotenant.observability.metrics import MODEL_TPOT, MODEL_TTFT
+from cotenant.observability.metrics import MODEL_ANSWER, MODEL_TPOT, MODEL_TTFT
 
 RECENT = 512  # number of latest streams of a model from which the percentiles in `cotenant top` are computed
 
 
 class ModelStats:
-    """Counters of one model. Histograms are created with the first finished stream: idle models have none."""
+    """Counters of one model. Histograms are created with the first answer: idle models have none."""
 
-    __slots__ = ("deaths", "outcomes", "retries", "seconds", "switches", "tpot", "tpots", "ttft", "ttfts")
+    __slots__ = (
+        "answer", "answers", "deaths", "outcomes", "retries", "seconds", "switches", "tpot", "tpots", "ttft", "ttfts",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -24,8 +26,20 @@ class ModelStats:
         self.deaths = self.retries = 0
         self.ttft: Histogram | None = None
         self.tpot: Histogram | None = None
+        self.answer: Histogram | None = None
+        self.answers: deque[float] = deque(maxlen=RECENT)
         self.ttfts: deque[float] = deque(maxlen=RECENT)
         self.tpots: deque[float] = deque(maxlen=RECENT)
+
+    def finished(self, outcome: str, times: tuple[float, float | None] | None, whole_s: float | None) -> None:
+        """Count a request that has ended. `times`: the arguments of `streamed`, None if nothing was streamed.
+        `whole_s`: time from arrival to end of an answer that is not streamed, otherwise None.
+        """
+        self.outcomes[outcome] += 1
+        if times is not None:
+            self.streamed(*times)
+        elif outcome == "ok" and whole_s is not None:
+            self.answered(whole_s)
 
     def streamed(self, ttft_s: float, between_s: float | None) -> None:
         """Count a stream that has ended, with the time from the request's arrival to the first event, and the mean time
@@ -37,6 +51,13 @@ class ModelStats:
         if between_s is not None:
             self.tpot.observe(between_s)
             self.tpots.append(between_s)
+
+    def answered(self, seconds: float) -> None:
+        """Count a successful answer that was not streamed, with the time since the request's arrival."""
+        if self.answer is None:
+            self.answer = Histogram(MODEL_ANSWER.buckets)
+        self.answer.observe(seconds)
+        self.answers.append(seconds)
 
     def switched(self, what: str, seconds: float) -> None:
         """Count a start, eviction, restore or stop of the model's program, and add its duration."""
