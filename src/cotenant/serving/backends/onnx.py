@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cotenant.serving.backends.base import Backend, Share
+from cotenant.serving.config.backends import FILE_FIELD
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class OnnxModel(Backend):
         elif "CUDAExecutionProvider" in ort.get_available_providers():
             providers.insert(0, "CUDAExecutionProvider")
         assert spec.path is not None
-        self._session = ort.InferenceSession(str(Path(spec.path) / "model.onnx"), options, providers=providers)
+        file = Path(spec.path) / spec.config.get(FILE_FIELD, "model.onnx")
+        self._session = ort.InferenceSession(str(file), options, providers=providers)
         ins, outs = self._session.get_inputs(), self._session.get_outputs()
         unknown = next((x for x in (*ins, *outs) if x.type not in TYPES), None)
         if unknown is not None:
@@ -97,5 +99,5 @@ def _spec(x: Any, batchable: bool) -> TensorSpec:
 
 
 def open_model(spec: ModelSpec, share: Share) -> OnnxModel:
-    """Load version-folder/model.onnx."""
+    """Load version-folder/model.onnx, or the file that the configuration names."""
     return OnnxModel(spec, share)

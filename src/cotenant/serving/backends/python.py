@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cotenant.serving.backends.base import Backend, Share
+from cotenant.serving.config.backends import FILE_FIELD
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class PythonModel(Backend):
     def __init__(self, spec: ModelSpec) -> None:
         began = time.monotonic()
         assert spec.path is not None
-        names = runpy.run_path(str(Path(spec.path) / FILE))
+        names = runpy.run_path(str(Path(spec.path) / spec.config.get(FILE_FIELD, FILE)))
         if not callable(names.get("run")):
             raise ValueError(f"{FILE} has no function run")
         self._run: Any = names["run"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cotenant.serving.backends.base import Backend, Share
+from cotenant.serving.config.backends import FILE_FIELD
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
@@ -205,9 +206,11 @@ def _array(tensor: Any) -> np.ndarray:
 def _load(torch: Any, spec: ModelSpec, device: Any) -> tuple[Any, tuple[TensorSpec, ...], bool]:
     """Load the model of a version's folder: (callable, its inputs, whether the batch dimension is free)."""
     assert spec.path is not None
-    exported, script = Path(spec.path) / "model.pt2", Path(spec.path) / "model.pt"
+    named = spec.config.get(FILE_FIELD, "")
+    exported = Path(spec.path) / (named if named.endswith(".pt2") else "model.pt2")
+    script = Path(spec.path) / (named if named.endswith(".pt") else "model.pt")
     configured = tuple(_from_config(entry) for entry in spec.config.get("input", []))
-    if exported.is_file():
+    if exported.is_file() and not named.endswith(".pt"):
         program = torch.export.load(str(exported))
         found, free = _signature(torch, program)
         if device.type == "cuda":
@@ -230,7 +233,8 @@ def _from_config(entry: dict[str, Any]) -> TensorSpec:
         raise ValueError(
             f"input {entry.get('name')!r} has data_type {entry.get('data_type')!r}, which PyTorch does not have"
         )
-    return TensorSpec(str(entry.get("name", "")), kind, tuple(entry.get("dims", ())))
+    dims = entry["reshape"].get("shape", ()) if "reshape" in entry else entry.get("dims", ())
+    return TensorSpec(str(entry.get("name", "")), kind, tuple(dims))
 
 
 def _signature(torch: Any, program: Any) -> tuple[tuple[TensorSpec, ...], bool]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from cotenant.core.errors import InputError
 
+FILE_FIELD = "default_model_filename"  # the field of config.pbtxt that names the model's file
 AUTO = "auto"  # stands for the first backend for which the folder of the model's version has a file
 
 
@@ -27,6 +28,13 @@ BACKENDS: dict[str, BackendRow] = {
     "python": BackendRow("cotenant.serving.backends.python", ("model.py",)),
     "timed": BackendRow("cotenant.serving.backends.timed", ("timed.json",), pretends=True, settings="timed.json"),
 }
+
+
+# Triton's names of backends (config.pbtxt, `backend` or `platform`), and the backend here that runs their models
+TRITON = {
+    "onnxruntime": "onnx", "onnxruntime_onnx": "onnx", "pytorch": "torch", "pytorch_libtorch": "torch",
+    "python": "python",
+}  # fmt: skip
 
 
 def names() -> tuple[str, ...]:

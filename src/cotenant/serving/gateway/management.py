@@ -106,10 +106,14 @@ class Api:
             kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
             return {"name": spec.name, "data_type": kind, "dims": list(spec.shape)}
 
-        return {
+        found = {
             "name": name, "platform": info.platform, "max_batch_size": batch if info.batchable else 0,
             "input": [one(x) for x in info.inputs], "output": [one(x) for x in info.outputs],
         }  # fmt: skip
+        own = self.crew.models[name].found if name in self.crew.models else None
+        if own is not None and (parameters := own.config.get("parameters")):
+            found["parameters"] = parameters
+        return found
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
         """All models with their state, and applications as models of version 1."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.serving.backends.base import Backend, Share, open_backend
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_array
-from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, WorkerSpec
+from cotenant.serving.worker import Job, LoadError, Result, WorkerSpec
+from cotenant.serving.workers.configured import Shapes, labels, shaped
 
 MOST_ITEMS = 1 << 30
 MOST_SAID = 500  # a model's error is cut to this many characters before it is sent to the client
@@ -28,6 +27,7 @@ class Engine:
         self.share = Share(spec.fraction, cores, spec.start, capabilities.needs_gpu, capabilities.worker_resizes)
         self._models: dict[str, Backend] = {}
         self._most: dict[str, int] = {}  # service -> largest batch of its model
+        self._shapes: dict[str, Shapes] = {}
 
     def load(self, loading: Callable[[str], None] = lambda service: None) -> dict[str, ModelInfo]:
         """Load every model, calling `loading` before each; LoadError says which one failed and why."""
@@ -36,8 +36,8 @@ class Engine:
             loading(model.service)
             try:
                 opened = self._models[model.service] = open_backend(model, self.share)
-                agree(model.config, opened.info)
-                info = replace(opened.info, labels=labels(model))
+                configured, self._shapes[model.service] = shaped(model.config, opened.info)
+                info = replace(configured, labels=labels(model))
             except Exception as error:
                 raise LoadError(model.service, said(error)) from error
             found[model.service] = info
@@ -54,12 +54,18 @@ class Engine:
         return found
 
     def _run(self, service: str, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
-        model, most = self._models[service], self._most[service]
+        model, most, shapes = self._models[service], self._most[service], self._shapes[service]
+        if shapes.any:
+            return shapes.outputs(self._run_own(model, most, shapes.inputs(inputs, count), count), count)
+        return self._run_own(model, most, inputs, count)
+
+    def _run_own(self, model: Backend, most: int, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+        """Run a batch with the shapes that the model itself has."""
         if model.info.batchable:
             # a plan may use a larger batch than the model's configuration allows, because plans are based on profiles
             if count > most:
                 parts = [
-                    self._run(service, [x[at : at + most] for x in inputs], min(most, count - at))
+                    self._run_own(model, most, [x[at : at + most] for x in inputs], min(most, count - at))
                     for at in range(0, count, most)
                 ]
                 return [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -118,50 +124,6 @@ class Engine:
         for model in self._models.values():
             model.close()
         self._models.clear()
-
-
-def entries(config: Mapping[str, Any], side: str) -> Sequence[Mapping[str, Any]]:
-    """Return the inputs or the outputs (`side`: input or output) that a config.pbtxt lists. In the settings file of a
-    timed model, the key `output` has the output's name instead of a list: then nothing is returned.
-    """
-    found = config.get(side)
-    return found if isinstance(found, list) else ()
-
-
-def labels(model: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Labels of the outputs for which the configuration names a file of labels. The file is in the model's folder."""
-    found = {}
-    for entry in entries(model.config, "output"):
-        file = entry.get("label_filename")
-        # the configuration may come from the network, so it must not name files outside the folder
-        if file and Path(file).name != file:
-            raise ValueError(f"label_filename {file!r} is not the name of a file in the model's folder")
-        if file and model.path is not None:
-            text = (Path(model.path).parent / file).read_text(encoding="utf-8")
-            found[entry["name"]] = tuple(line.strip() for line in text.splitlines())
-    return found
-
-
-def agree(config: Mapping[str, Any], info: ModelInfo) -> None:
-    """Raise ValueError if a configuration's inputs or outputs are not the model's."""
-    for side, specs in (("input", info.inputs), ("output", info.outputs)):
-        known = {spec.name: spec for spec in specs}
-        for entry in entries(config, side):
-            name = entry.get("name", "")
-            spec = known.get(name)
-            if spec is None:
-                raise ValueError(f"the configuration has the {side} {name!r}; the model's are {', '.join(known)}")
-            kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
-            if entry.get("data_type", kind) != kind:
-                raise ValueError(f"{side} {name!r} is {kind}, not {entry['data_type']} as the configuration says")
-            dims = [] if "reshape" in entry else list(entry.get("dims", ()))
-            shapes = [[*spec.shape], [-1, *spec.shape]] if info.batchable else [[*spec.shape]]
-            if dims and not any(_fits(dims, shape) for shape in shapes):
-                raise ValueError(f"{side} {name!r} has the dims {shapes[0]}, not {dims} as the configuration says")
-
-
-def _fits(dims: list[int], shape: list[int]) -> bool:
-    return len(dims) == len(shape) and all(a == b or -1 in (a, b) for a, b in zip(dims, shape, strict=True))
 
 
 def _alike(units: Sequence[list[Tensor]]) -> list[list[int]]:

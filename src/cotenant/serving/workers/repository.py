@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import InputError
-from cotenant.serving.config.backends import AUTO, BACKENDS, files, pretends
+from cotenant.serving.config.backends import AUTO, BACKENDS, FILE_FIELD, TRITON, BackendRow, files, pretends
 from cotenant.serving.config.server import ModelEntry
 
 MOST_CONFIG = 1 << 20
@@ -40,19 +41,46 @@ def find(entry: ModelEntry, config: dict[str, Any] | None = None) -> Found:
             " or backend: timed",
             field=f"services.{entry.service}.model",
         )
+    source: dict[str, Any] = {"field": "config"} if config is not None else {"file": entry.path / "config.pbtxt"}
     config = _config(entry.path) if config is None else config
-    version, folder = _version(entry)
-    backend = entry.backend
+    if config.get("max_batch_size", 0) < 0:
+        raise InputError(f"max_batch_size is {config['max_batch_size']}, but must be at least 0", **source)
+    version, folder = _version(entry, config, source)
+    backend, meant = entry.backend, "" if pretends(entry.backend) else _meant(config, source)
     if backend == AUTO:
-        fitting = (name for name, row in BACKENDS.items() if any((folder / f).is_file() for f in row.files))
-        backend_found = next(fitting, None)
+        fitting = (name for name, row in BACKENDS.items() if any((folder / f).is_file() for f in _files(row, config)))
+        backend_found = next((name for name in fitting if meant in ("", name)), None)
         if backend_found is None:
-            raise InputError(f"has none of {files()}", file=folder)
+            named = config.get(FILE_FIELD)
+            wanted = ", ".join(BACKENDS[meant].files) if meant else files()
+            raise InputError(f"has no file {named}" if named else f"has none of {wanted}", file=folder)
         return _with_settings(Found(backend_found, str(folder), version, config))
     row = BACKENDS[backend]
-    if not row.pretends and not any((folder / f).is_file() for f in row.files):
-        raise InputError(f"has no {' or '.join(row.files)}, which backend {backend} runs", file=folder)
+    if not row.pretends:
+        if meant not in ("", backend):
+            raise InputError(f"is for backend {meant}; services.yaml has backend: {backend}", **source)
+        if not any((folder / f).is_file() for f in _files(row, config)):
+            raise InputError(f"has no {' or '.join(_files(row, config))}, which backend {backend} runs", file=folder)
     return _with_settings(Found(backend, str(folder), version, config))
+
+
+def _meant(config: Mapping[str, Any], source: dict[str, Any]) -> str:
+    """Name of the backend that runs the models of the configuration's backend or platform; empty if it has neither."""
+    for key in ("backend", "platform"):
+        if named := config.get(key):
+            if named not in TRITON and named not in TRITON.values():
+                raise InputError(f"{key} {named!r} is not one that runs here ({', '.join(TRITON)})", **source)
+            return str(TRITON.get(named, named))
+    return ""
+
+
+def _files(row: BackendRow, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the files of which a backend needs one: its own, or the one that the configuration names."""
+    named = config.get(FILE_FIELD)
+    if not named:
+        return row.files
+    known = {Path(file).suffix for file in row.files}
+    return (named,) if Path(named).suffix in known and Path(named).name == named else ()
 
 
 def _with_settings(found: Found) -> Found:
@@ -74,11 +102,17 @@ def _with_settings(found: Found) -> Found:
     return Found(found.backend, found.path, found.version, {**found.config, **own})
 
 
-def _version(entry: ModelEntry) -> tuple[str, Path]:
+def _version(entry: ModelEntry, config: Mapping[str, Any], source: dict[str, Any]) -> tuple[str, Path]:
     assert entry.path is not None
     numbers = versions(entry.path)
     if not numbers:
         return "1", entry.path
+    named = config.get("version_policy", {}).get("specific", {}).get("versions")
+    if entry.version is None and named:
+        known, numbers = ", ".join(map(str, numbers)), [number for number in numbers if number in named]
+        if not numbers:
+            wanted = ", ".join(map(str, named))
+            raise InputError(f"version_policy names the versions {wanted}; there are {known}", **source)
     if entry.version is None:
         return str(max(numbers)), entry.path / str(max(numbers))
     if entry.version not in numbers:
@@ -116,7 +150,7 @@ def stamp(path: Path | None) -> tuple[tuple[str, int, int], ...]:
 def _config(path: Path) -> dict[str, Any]:
     file = path / "config.pbtxt"
     try:
-        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        text = file.read_text(encoding="utf-8-sig") if file.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read: {error}", file=file) from None
     if len(text) > MOST_CONFIG:
