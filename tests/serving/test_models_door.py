@@ -20,12 +20,10 @@ from typing import Any
 import pytest
 from models_door import PATIENCE_S, STANDIN, Door, chat, door, model, until
 
-from cotenant.core.errors import InputError, NoHostMemoryError, WorkError
+from cotenant.core.errors import InputError
 from cotenant.serving.config.models import parse_models
 from cotenant.serving.config.services import parse_services
-from cotenant.serving.llm.hosts import PlainHost
 from cotenant.serving.llm.openai import Renamed
-from cotenant.serving.llm.server import ModelServer
 from cotenant.serving.server import Options, build
 
 
@@ -324,61 +322,6 @@ def test_what_is_wrong_with_the_file_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--gpus", "2"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert "--gpus: applies only to services files" in done.stderr
-
-
-class Moving(PlainHost):
-    """A host that moves programs without an agent, in host memory for `most`."""
-
-    moves = True
-
-    def __init__(self, memory_bytes: int, most: int = 2) -> None:
-        super().__init__(memory_bytes)
-        self.most = most
-        self.moved: list[str] = []
-        self.programs: list[Any] = []
-        self.refuse = ""
-
-    async def spawn(self, *given: Any) -> Any:
-        self.programs = [each for each in self.programs if each.returncode is None]
-        if len(self.programs) == self.most:
-            raise NoHostMemoryError("no host memory")
-        self.programs.append(await super().spawn(*given))
-        return self.programs[-1]
-
-    async def evict(self, name: str) -> None:
-        if name == self.refuse:
-            raise WorkError("it has memory that does not move")
-        self.moved.append(f"{name} out")
-
-    async def bring(self, name: str) -> None:
-        self.moved.append(f"{name} in")
-
-
-def test_programs_move_and_the_one_used_longest_ago_gives_its_host_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = Moving(8 << 30)
-    monkeypatch.setattr(ModelServer, "_make_host", lambda self, keeper: host)
-    with door(tmp_path, model("a", 6), model("b", 6), model("c", 6)) as it:
-        for name in ("a", "b", "a", "c"):
-            assert it.chat(name)[2]["text"] == f"{name} hello"
-        assert host.moved == ["a out", "b out", "a in", "a out"]
-        assert [it.row(name)["state"] for name in "abc"] == ["evicted", "cold", "resident"]
-        assert it.row("a")["switches"] == {"start": 1, "evict": 2, "bring": 1}
-        assert it.row("b")["switches"] == {"start": 1, "evict": 1, "stop": 1}
-        # a model that cannot be moved out is stopped instead
-        host.refuse = "c"
-        assert it.chat("a")[0] == 200
-        assert it.row("c")["switches"] == {"start": 1, "stop": 1}
-
-
-def test_idle_models_on_the_gpu_give_their_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU has room for all, so no model is ever evicted. One that has too little for another stays."""
-    monkeypatch.setattr(ModelServer, "_make_host", lambda self, keeper: Moving(40 << 30, 1))
-    with door(tmp_path, model("a", 6), model("b", 6), model("c", 8), model("d", **{"class": "best-effort"})) as it:
-        assert [it.chat(name)[0] for name in ("a", "b", "a", "c", "d")] == [200, 200, 200, 503, 503]
-        assert [it.row(name)["state"] for name in "abcd"] == ["resident", "cold", "cold", "cold"]
-        assert it.row("a")["switches"] == {"start": 2, "stop": 1}
 
 
 @pytest.mark.slow

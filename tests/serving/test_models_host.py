@@ -129,6 +129,19 @@ def test_a_program_waits_for_the_end_of_one_of_an_earlier_server(
     assert not lists
 
 
+def test_host_memory_is_released_when_the_agent_has_forgotten_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promised = [{"a": 7, "b": 7}, {"a": 7}, {"b": 7}]
+    monkeypatch.setattr(AgentHost, "_call_once", lambda *_: {"swap_memory": {"promised_bytes": promised.pop(0)}})
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=1), (), tmp_path, keeper)
+    asyncio.run(host.released("a"))
+    asyncio.run(host.close())
+    keeper.close()
+    assert not promised
+
+
 def test_a_lack_of_host_memory_is_told_at_once(tmp_path: Path) -> None:
     with answering(tmp_path, NoHostMemoryError("a needs 8 GiB")) as host, pytest.raises(NoHostMemoryError, match="GiB"):
         host._register(TenantSpec("a"))

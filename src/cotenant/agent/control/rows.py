@@ -127,6 +127,7 @@ class Rows:
             "class": work_kind(spec),
             "oversubscribe": spec.oversubscribe,
             "declared": tenant.declared,
+            "fail": self.registry.fail_mode(tenant, self.in_force.config.fail).name.lower(),
             "set_by_hand": by_hand_rows(spec, tenant.by_hand),
             "holder": tenant.owner._asdict() if tenant.owner else None,
             "state": self._state(tenant),

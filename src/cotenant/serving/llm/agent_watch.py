@@ -1,4 +1,5 @@
-"""Watches whether the agent whose tenants the models' programs are can be reached."""
+"""Watches whether the agent whose tenants the models' programs are can be reached, and which of these programs would
+continue without it."""
 
 from __future__ import annotations
 
@@ -12,17 +13,23 @@ from cotenant.core.errors import WorkError
 from cotenant.serving.llm.hosts import AGENT_BACK_S
 
 LOOK_S = 1.0
+ANSWER_WITHIN_S = 10.0  # an agent that accepts a connection and does not answer for this long cannot be reached
 
 
 class AgentWatch:
     """Reports when the agent can no longer be reached, and when it is back."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None], refuse: Callable[[str], None]) -> None:
-        """`tell` gets a sentence about each change. `refuse` gets the reason if the agent has not come back within
-        AGENT_BACK_S, and an empty text when it is back.
+    def __init__(
+        self, folder: Path, tell: Callable[[str], None], lost: Callable[[bool], None],
+        refuse: Callable[[str, frozenset[str]], None],
+    ) -> None:  # fmt: skip
+        """`tell` gets a sentence about each change, and `lost` whether the agent is away. `refuse` gets the reason if
+        the agent has not come back within AGENT_BACK_S, and an empty text when it is back; and the names of the tenants
+        whose programs use the GPU without an agent.
         """
-        self._folder, self._tell, self._refuse = folder, tell, refuse
+        self._folder, self._tell, self._lost, self._refuse = folder, tell, lost, refuse
         self.fault = ""  # why the agent cannot be reached; empty if it can
+        self._lasting: frozenset[str] = frozenset()  # the tenants whose programs use the GPU without an agent
         self._lost_s = 0.0
         self._refusing = False
 
@@ -34,9 +41,11 @@ class AgentWatch:
 
     def _look(self) -> str:
         try:
-            ControlClient(self._folder, timeout_s=5.0).close()
+            with ControlClient(self._folder, timeout_s=ANSWER_WITHIN_S) as client:
+                tenants = client.call("list")["tenants"]
         except WorkError:
             return f"the agent in {self._folder} cannot be reached"
+        self._lasting = frozenset(tenant["name"] for tenant in tenants if tenant.get("fail") == "open")
         return ""
 
     def found(self, fault: str, now_s: float) -> None:
@@ -46,8 +55,10 @@ class AgentWatch:
             self._tell(f"{fault}: requests wait at most {AGENT_BACK_S:.0f} s for it, then they are refused")
         elif self.fault and not fault:
             self._tell(f"the agent in {self._folder} is back after {now_s - self._lost_s:.0f} s")
+        if bool(fault) != bool(self.fault):
+            self._lost(bool(fault))
         self.fault = fault
         refusing = bool(fault) and now_s - self._lost_s >= AGENT_BACK_S
         if refusing != self._refusing:
             self._refusing = refusing
-            self._refuse(fault)
+            self._refuse(fault, self._lasting)

@@ -10,12 +10,12 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from cotenant.core.background import spawn
-from cotenant.core.errors import InputError, NoHostMemoryError, WorkError
+from cotenant.core.errors import InputError, LostServerError, NoHostMemoryError, NothingToDoError, WorkError
 from cotenant.policy.residency import Action, Do, ModelResidency, ModelRow, ModelSettings, Place
 from cotenant.serving.config.models import ModelEntry, ModelsConfig
 from cotenant.serving.llm.hosts import Host
@@ -33,13 +33,14 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 WAITED_FOR_S = 4.0
 AGENT_RETRY_S = 5.0
 MOVE_TRIES = 3
+ORDER_AGAIN_S = 0.2
 DRAIN_POLL_S = 0.02
 
 
 class Model:
     """One language model: its queue of requests, its program, its counters."""
 
-    __slots__ = ("entry", "failures", "fault", "moves_failed", "program", "queue", "row", "stats")
+    __slots__ = ("acting", "entry", "failures", "fault", "moves_failed", "program", "queue", "row", "stats")
 
     def __init__(self, entry: ModelEntry, row: ModelRow) -> None:
         self.entry, self.row = entry, row
@@ -48,6 +49,8 @@ class Model:
         self.stats = ModelStats()
         self.failures = self.moves_failed = 0
         self.fault = ""  # why the model is unavailable; empty if it is available
+        # held by the action in progress: an order about a program that has ended must not reach the program's next run
+        self.acting = asyncio.Lock()
 
 
 class Dispatch:
@@ -64,7 +67,9 @@ class Dispatch:
         self.models = {m.name: Model(m, self.policy.rows[m.name]) for m in config.models}
         self.open = 0
         self.draining = False
+        self._agent_lost = False  # so no model can be started or moved
         self._unreachable = ""  # why requests are refused: the agent has been out of reach for too long
+        self._lasting: frozenset[str] = frozenset()  # models whose programs use the GPU without the agent
         self._ports: set[int] = set()
         self._programs: set[Program] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,7 +83,7 @@ class Dispatch:
         now_s = time.monotonic()
         if self.draining:
             raise OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0)
-        if self._unreachable:
+        if self._unreachable and not self._lasts(model):
             model.stats.outcomes["unavailable"] += 1
             raise OpenAIError(503, self._unreachable, "model_unavailable", retry_s=AGENT_RETRY_S)
         if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
@@ -98,12 +103,29 @@ class Dispatch:
         if not self._pump(model, now_s):
             self.turn()
 
-    def refuse(self, why: str) -> None:
-        """Refuse waiting requests and new ones for this reason, until it is called with an empty text."""
-        self._unreachable = why
+    def agent_lost(self, lost: bool) -> None:
+        """While the agent is lost, models stay where they are, and resident ones get requests."""
+        self._agent_lost = lost
+        for model in self.models.values() if lost else ():
+            model.row.draining = False
+        self.turn()
+
+    def refuse(self, why: str, lasting: frozenset[str]) -> None:
+        """Refuse waiting requests and new ones for this reason, until it is called with an empty text. Those for
+        resident models among `lasting` are still served.
+        """
+        self._unreachable, self._lasting = why, lasting
         for model in self.models.values() if why else ():
-            for ticket in list(model.queue):
-                ticket.fail(OpenAIError(503, why, "model_unavailable", retry_s=AGENT_RETRY_S), "unavailable")
+            for ticket in () if self._lasts(model) else list(model.queue):
+                self._refuse_unreachable(ticket)
+
+    def _lasts(self, model: Model) -> bool:
+        """Whether the model's program can answer a request without the agent."""
+        return model.entry.name in self._lasting and self.policy.admits(model.entry.name)
+
+    def _refuse_unreachable(self, ticket: Ticket) -> None:
+        error = OpenAIError(503, self._unreachable, "model_unavailable", retry_s=AGENT_RETRY_S)
+        ticket.fail(error, "unavailable")
 
     def _pump(self, model: Model, now_s: float) -> bool:
         """Send the program as many requests as it can take; returns whether the queue is empty."""
@@ -140,7 +162,9 @@ class Dispatch:
         model.queue.appendleft(ticket)
         self.policy.arrived(ticket.model, now_s)
         LOG.info("%s: a request is sent to the program again: %s", ticket.model, why)
-        if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
+        if self._unreachable and not self._lasts(model):
+            self._refuse_unreachable(ticket)
+        elif model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
             self._refuse_all(model)
         elif not self._pump(model, now_s):
             self.turn()
@@ -150,14 +174,14 @@ class Dispatch:
     def turn(self) -> None:
         """Ask the policy for decisions, and start to execute them."""
         now_s = time.monotonic()
-        for action in self.policy.decide(now_s):
+        for action in () if self._agent_lost else self.policy.decide(now_s):
             self._begin(action)
         for model in self._waiting():
             self._pump(model, now_s)
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if self.policy.wake_s < math.inf:
+        if self.policy.wake_s < math.inf and not self._agent_lost:
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(max(0.001, self.policy.wake_s - now_s), self.turn)
 
@@ -174,7 +198,8 @@ class Dispatch:
 
     async def _carry_out(self, work: Coroutine[Any, Any, None], model: Model) -> None:
         try:
-            await work
+            async with model.acting:
+                await work
         except Exception as error:  # if the task fails, the model must not stay in a transitional state
             LOG.error("%s: exception in a background task", model.entry.name, exc_info=error)
             self.policy.failed(model.entry.name, time.monotonic(), MOST_PAUSE_S)
@@ -220,11 +245,13 @@ class Dispatch:
                 await self._forget(min(evicted or resident, key=lambda m: m.row.used_s))
 
     async def _forget(self, model: Model) -> None:
-        began_s = time.monotonic()
-        self.policy.died(model.entry.name, began_s)
-        self._tell(f"{model.entry.name} is stopped: its host memory is needed")
-        await self._end(model)
-        model.stats.switched("stop", time.monotonic() - began_s)
+        async with model.acting:
+            began_s = time.monotonic()
+            self.policy.died(model.entry.name, began_s)
+            self._tell(f"{model.entry.name} is stopped: its host memory is needed")
+            await self._end(model)
+            await self._host.released(model.entry.name)
+            model.stats.switched("stop", time.monotonic() - began_s)
 
     def _not_started(self, model: Model, why: str) -> None:
         model.fault = f"its program could not be started: {why}"
@@ -268,10 +295,26 @@ class Dispatch:
             self._refuse_all(model)
         self.turn()
 
+    async def _order(self, model: Model, order: Callable[[str], Awaitable[None]]) -> None:
+        """Give the agent an order about the model's memory. While no agent answers, the order is repeated, because it
+        is not known whether it was carried out.
+        """
+        place = model.row.place
+        while True:
+            try:
+                await order(model.entry.name)
+                return
+            except NothingToDoError:
+                return  # the memory is where it should be
+            except LostServerError:
+                if model.row.place is not place:  # the program has ended meanwhile
+                    raise
+                await asyncio.sleep(ORDER_AGAIN_S)
+
     async def _evict(self, model: Model, gpu: int) -> None:
         name, began_s = model.entry.name, time.monotonic()
         try:
-            await self._host.evict(name)
+            await self._order(model, self._host.evict)
         except (InputError, WorkError) as error:
             # if the model is not LEAVING any more, its program has ended meanwhile, and nothing is left to stop
             if model.row.place is Place.LEAVING:
@@ -287,7 +330,7 @@ class Dispatch:
     async def _bring(self, model: Model, gpu: int) -> None:
         name, began_s = model.entry.name, time.monotonic()
         try:
-            await self._host.bring(name)
+            await self._order(model, self._host.bring)
         except (InputError, WorkError) as error:
             if model.row.place is not Place.RETURNING:
                 return
@@ -309,6 +352,7 @@ class Dispatch:
     async def _stop(self, model: Model, gpu: int) -> None:
         began_s = time.monotonic()
         await self._end(model)
+        await self._host.released(model.entry.name)
         if model.row.place is Place.LEAVING:
             took_s = time.monotonic() - began_s
             model.stats.switched("stop", took_s)

@@ -74,6 +74,9 @@ class Host(Protocol):
     async def bring(self, name: str) -> None:
         """Bring an evicted program back to its GPU."""
 
+    async def released(self, name: str) -> None:
+        """Wait until the host memory of a program that has ended is free for another one."""
+
     async def close(self) -> None:
         """Stop everything that the host has started."""
 
@@ -110,6 +113,9 @@ class PlainHost:
         raise WorkError("a program without a GPU cannot be moved")
 
     async def bring(self, name: str) -> None:
+        """See Host."""
+
+    async def released(self, name: str) -> None:
         """See Host."""
 
     async def close(self) -> None:
@@ -214,8 +220,7 @@ class AgentHost:
             return found
         raise InputError("CUDA_VISIBLE_DEVICES is empty, so no GPU may be used", field="gpus")
 
-    def _own_gpus(self) -> list[str]:
-        """The GPUs of the server's own agent, as in its option --gpus."""
+    def _own_gpus(self) -> list[str]:  # as in the option --gpus of the server's own agent
         return ["soft"] if self._wanted.model == "soft" else self._visible() or ["all"]
 
     def _end_left_behind(self, folder: Path) -> None:
@@ -271,8 +276,7 @@ class AgentHost:
         try:
             environment = await self._in_thread(lambda: program_environment(answer))
             process = await spawn(command, log, environment)
-            # The keeper learns of the program before the agent is called: if the server is killed during the call, the
-            # keeper then kills the program.
+            # before the agent is called: if the server is killed during the call, the keeper kills the program
             self._keeper.begin(process.pid)
             try:
                 # if the process has already ended, the agent need not know of its start
@@ -308,6 +312,16 @@ class AgentHost:
 
     async def bring(self, name: str) -> None:
         await self._order("resume", name=name, timeout_s=AGENT_BACK_S)
+
+    async def released(self, name: str) -> None:
+        """See Host. The agent learns of the end of a program a little later; waits at most NAME_FREE_S."""
+        deadline = time.monotonic() + NAME_FREE_S
+        with contextlib.suppress(WorkError):
+            while time.monotonic() < deadline:
+                status = await self._in_thread(lambda: self._call_once("status"))
+                if name not in status["swap_memory"]["promised_bytes"]:
+                    return
+                await asyncio.sleep(0.02)
 
     async def _order(self, op: str, **values: Any) -> None:
         """Send the agent an idempotent command. Send it again if the agent has ended before its answer arrived."""

@@ -115,7 +115,7 @@ class ModelServer:
         closing.callback(self.front.abort)
         spawn(self._tasks, self._seconds())
         if self.host.agent is not None:
-            self.watch = AgentWatch(self.host.agent, self._tell, self.dispatch.refuse)
+            self.watch = AgentWatch(self.host.agent, self._tell, self.dispatch.agent_lost, self.dispatch.refuse)
             spawn(self._tasks, self.watch.run())
         self.dispatch.turn()
         await self._listen(taken["http"])
