@@ -50,7 +50,8 @@ def test_what_is_no_memory_is_refused(text: str) -> None:
     ("text", "sentence"),
     [
         ("2000", "'2000' has no unit; write 2000Mi"), ("8", "'8' has no unit; write 8Gi"),
-        ("8589934592", "has no unit; write 8192Mi"), ("2000m", "is less than 1 MiB; m is a thousandth, write 2000Mi"),
+        ("8589934592", "has no unit; write 8192Mi"), ("+8589934592", "has no unit; write 8192Mi"),
+        ("8589934592.0", "has no unit; write 8192Mi"), ("2000m", "is less than 1 MiB; m is a thousandth, write 2000Mi"),
         ("8k", "'8k' is less than 1 MiB; write it like 8Gi or 500M"), ("1023Ki", "is less than 1 MiB"),
     ],
 )  # fmt: skip

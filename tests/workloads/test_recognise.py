@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,8 +99,11 @@ SWF = """; Version: 2.2
         ("JobID|Submit|AllocTRES\n1|5|cpu=8,gres/gpu=1\n", ["JobID,Submit,AllocTRES", "1,5,cpu=8 gres/gpu=1"]),
         ("  id  arrival_s gpus\n  1  2   3\n", ["id,arrival_s,gpus", "1,2,3"]),
         (";id;gpus\n0;a;1\n", [",id,gpus", "0,a,1"]),
+        ("id;arrival_s;gpus\na;0,5;1\nb;17,25;2\n", ["id,arrival_s,gpus", "a,0.5,1", "b,17.25,2"]),
+        ("id;gpus;models\na;1;x, y\n", ["id,gpus,models", "a,1,x  y"]),
+        ("id;gpu_ids\na;0,1,2\n", ["id,gpu_ids", "a,0 1 2"]),
     ],
-    ids=["SWF", "tabs", "sacct -P", "spaces", "index and semicolons"],
+    ids=["SWF", "tabs", "sacct -P", "spaces", "index and semicolons", "decimal commas", "commas in texts", "lists"],
 )
 def test_the_command_that_is_named_converts_the_file(tmp_path: Path, text: str, rows: list[str]) -> None:
     path = tmp_path / "my jobs.txt"
@@ -147,3 +154,44 @@ def test_a_file_like_no_other_says_what_it_has(tmp_path: Path, text: str) -> Non
     with pytest.raises(InputError, match=r"the file has no column .* it has ") as caught:
         read_trace(str(path))
     assert "looks like" not in caught.value.message
+
+
+TABLE = b"id,arrival_s,gpus,duration_s\na,0,1,5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "pack", "target"),
+    [
+        ("jobs.csv.gz", gzip.compress, "jobs.csv"),
+        ("my jobs.csv", gzip.compress, "my jobs-unpacked.csv"),
+        ("jobs.csv.bz2", bz2.compress, "jobs.csv"),
+        ("jobs.csv.xz", lzma.compress, "jobs.csv"),
+        ("jobs.csv", lambda data: data.decode().encode("utf-16"), "jobs-utf8.csv"),
+    ],
+    ids=["gz", "gz without its suffix", "bz2", "xz", "UTF-16"],
+)
+def test_the_command_that_is_named_unpacks_the_file(
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes], target: str
+) -> None:
+    (tmp_path / name).write_bytes(pack(TABLE))
+    with pytest.raises(InputError, match="with: ") as caught:
+        read_trace(f"native:{tmp_path / name}")
+    subprocess.run(["sh", "-c", caught.value.message.split("with: ")[1]], cwd=tmp_path, check=True)
+    assert read_trace(str(tmp_path / target)).jobs.gpus.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "pointer of Git LFS, .*: run git lfs pull"),
+        (b"<!doctype html>\n<html></html>\n", "is an HTML page"),
+        (b"PK\x03\x04...", "is compressed; unpack it with: unzip"),
+        (b"PAR1....PAR1", r"is Parquet: give it a name that ends in \.parquet"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "it looks like --serving MODELS.yaml --trace azure-llm:"),
+        (b"Timestamp,Model,Request tokens,Response tokens\n", "--serving MODELS.yaml --trace burstgpt:"),
+    ],
+)
+def test_what_is_no_table_of_jobs_is_named(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "jobs.csv").write_bytes(data)
+    with pytest.raises(InputError, match=said):
+        read_trace(str(tmp_path / "jobs.csv"))

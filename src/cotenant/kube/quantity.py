@@ -14,6 +14,7 @@ from cotenant.core.units import LEAST_MEMORY_BYTES, meant
 _QUANTITY = re.compile(
     r"^([+-]?)([0-9]{1,30}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,3}))$"
 )
+_PLAIN = re.compile(r"[+]?[0-9.]+")
 _PERCENT = re.compile(r"^([0-9]{1,6}(?:\.[0-9]{1,6})?|\.[0-9]{1,6})(%?)$")
 _SUFFIXES = {"": Fraction(1)}
 _SUFFIXES |= {letter: Fraction(1000) ** (i + 1) for i, letter in enumerate("kMGTPE")}
@@ -70,7 +71,7 @@ def parse_memory(value: object, field: str) -> int:
         raise InputError(
             f"{_shown(value)} is not a whole number of bytes above 0 and below 4Ei (4 * 2^60 bytes)", field=field
         )
-    if str(value).isdigit():
+    if _PLAIN.fullmatch(str(value)):
         raise InputError(f"{_shown(value)} has no unit; write {meant(int(number), 'Gi', 'Mi')}", field=field)
     if number < LEAST_MEMORY_BYTES:
         milli = str(value).endswith("m")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,16 +71,48 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
     return table
 
 
+# first bytes of compressed files -> the command that unpacks them to standard output
+PACKED = {b"\x1f\x8b": "gzip -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ\0": "xz -dc", b"\x28\xb5\x2f\xfd": "zstd -dc"}
+# beginnings of other files that are downloaded or saved instead of a table -> what they are, and what to do
+NO_TABLES = {
+    b"version https://git-lfs": "is a pointer of Git LFS, not the file itself: run git lfs pull in its repository",
+    b"<!DOCTYPE": "is an HTML page: download the file itself",
+    b"<html": "is an HTML page: download the file itself",
+    b"%PDF-": "is a PDF document",
+    b"PAR1": "is Parquet: give it a name that ends in .parquet",
+}
+WIDE = (b"\xff\xfe", b"\xfe\xff")  # UTF-16
+
+
 def _check_packed(path: Path) -> None:
-    """Raise InputError, with the command that unpacks the file, if it is compressed by gzip."""
+    """Raise InputError, with the command that unpacks or converts the file, if it is compressed or no text in UTF-8."""
     with path.open("rb") as file:
-        if file.read(2) != b"\x1f\x8b":
-            return
-    archive = path.name.endswith((".tar.gz", ".tgz"))
-    command = f"tar xzf {path.name}" if archive else f"gunzip -k {path.name}"
-    raise InputError(f"the file is compressed; unpack it with: {command}", file=path)
+        head = file.read(32)
+    name, source = path.name, shlex.quote(path.name)
+    command = next((command for magic, command in PACKED.items() if head.startswith(magic)), "")
+    if command and (".tar." in name or name.endswith(".tgz")):
+        tar = "tar xzf" if command.startswith("gzip") else "tar xf"
+        raise InputError(f"the file is compressed; unpack it with: {tar} {source}", file=path)
+    if command:
+        target = path.stem if path.suffix in (".bz2", ".xz", ".zst") else f"{path.stem}-unpacked{path.suffix}"
+        command = f"{command} < {source} > {shlex.quote(target)}"
+        command = f"gunzip -k {source}" if path.suffix == ".gz" else command
+        raise InputError(f"the file is compressed; unpack it with: {command}", file=path)
+    if head.startswith(b"PK\x03\x04"):
+        book = path.suffix.lower() in (".xlsx", ".ods")
+        what = "a spreadsheet: save it as CSV" if book else f"compressed; unpack it with: unzip {source}"
+        raise InputError(f"the file is {what}", file=path)
+    if head.startswith(WIDE):
+        target = shlex.quote(f"{path.stem}-utf8{path.suffix}")
+        command = f"iconv -f UTF-16 -t UTF-8 < {source} > {target}"
+        raise InputError(f"the file is UTF-16 text, not UTF-8; convert with: {command}", file=path)
+    for magic, what in NO_TABLES.items():
+        if head.lower().startswith(magic.lower()):
+            raise InputError(f"the file {what}", file=path)
 
 
+# a comma that is not between digits, or the second one of a cell
+NO_DECIMAL_COMMA = re.compile(rb"(?<![0-9]),|,(?![0-9])|,[0-9]+,")
 # SWF, the Standard Workload Format, has 18 columns. Of these, 1 is the job, 2 when it was submitted, 4 how long it ran,
 # 5 its processors.
 SWF = """awk 'BEGIN{print "id,arrival_s,gpus,duration_s"} !/^;/&&$4>0&&$5>0{print $1","$2","$5","$4}' """
@@ -100,9 +133,11 @@ def _check_separator(path: Path, first: list[str]) -> None:
     for character, name, shown in (("\t", "tabs", "\\t"), (";", "semicolons", ";"), ("|", "bars", "|")):
         if len(first) != 1 or character not in line:
             continue
-        # commas inside cells become spaces, because they would divide the cells
+        # commas inside cells would divide the cells: decimal commas become points, all others spaces
         with path.open("rb") as file:
-            command = f"tr ',{shown}' ' ,'" if b"," in file.read(1 << 20) else f"tr '{shown}' ,"
+            data = file.read(1 << 20)
+        decimal = character == ";" and not NO_DECIMAL_COMMA.search(data)
+        command = f"tr ',{shown}' '{'.' if decimal else ' '},'" if b"," in data else f"tr '{shown}' ,"
         message = f"cells are separated by {name}, not commas; convert with: {command} < {source} > {target}"
         _refuse_format(path, first, message)
     if len(first) == 1 and len(line.split()) > 2:
