@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import cache
 
@@ -177,6 +178,16 @@ def test_types_of_gpu_are_told_apart() -> None:
     plan = p.plan([99.0])  # the slow GPU model cannot meet an SLO of 40 ms
     assert [let.gpu_model for let in plan.gpulets] == ["F"]
     assert not p.plan([101.0]).feasible
+
+
+def test_types_of_gpu_with_few_and_many_partitions_are_planned_together_without_a_warning() -> None:
+    one = ModelProfile("m", 1, {"100%": ((1, 10.0),)})
+    two = ModelProfile("m", 1, {"50%": ((1, 16.0),), "100%": ((1, 10.0),)})
+    sizes = (Partition(0.5, "50%"), Partition(1.0, "100%"))
+    kinds = (ServingProfile("W", "x", 9, sizes[1:], {"m": one}), ServingProfile("H", "x", 9, sizes, {"m": two}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Packer(PLANNERS["greedy"], Gpus(kinds, (0, 1)), [Service("s", "m", 1.0, 40.0)]).plan([150.0]).feasible
 
 
 def test_priority_is_served_first() -> None:

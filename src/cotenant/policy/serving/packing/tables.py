@@ -95,7 +95,7 @@ def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Table
     margin = np.array([p.margin for p in gpus.profiles])
     cap = solo_capacity(lat, over, margin, model_of, slo) * sizes["procs"][:, None, :]
     cap[~np.broadcast_to(sizes["allowed"][:, None, :] > 0, cap.shape)] = 0.0
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # a partition that this GPU type does not have is 0 / 0
         per_rps = np.where(cap > 0, sizes["frac"][:, None, :] / cap, np.inf)
     cell = np.zeros((T, M, B + 1), CELL)
     cell["over"], cell["own"], cell["other"] = over, own, other
