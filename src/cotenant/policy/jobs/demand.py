@@ -354,6 +354,8 @@ def _grid(profile: ModelProfile, cpu: int, memory: int, part: int) -> list[tuple
     the optimal allotment chooses.
     """
     scale = part / 1000 if part else 1.0
-    cpus = {min(cpu, round(c * 1000 * scale)) for c in profile.cpus_per_gpu} | {cpu}
-    memories = {min(memory, round(m * 1000 * scale)) for m in profile.memory_gb_per_gpu} | {memory}
-    return [(c, m) for c in sorted(cpus) for m in sorted(memories)]
+    cpus, memories = profile.cpus_per_gpu.tolist(), profile.memory_gb_per_gpu.tolist()
+    # one row or one column says nothing about what less CPU or less memory would cost
+    less_cpu = {min(cpu, max(1, round(c * 1000 * scale))) for c in cpus if len(cpus) > 1}
+    less_memory = {min(memory, round(m * 1000 * scale)) for m in memories if len(memories) > 1}
+    return [(c, m) for c in sorted(less_cpu | {cpu}) for m in sorted(less_memory | {memory})]
