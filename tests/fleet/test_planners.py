@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,93 @@ def test_a_pinned_job_is_not_preempted_whatever_its_key() -> None:
     assert list(free.assign) == ["j0"]
     pinned = planner("srtf").plan(View(9.0, NODES[:1], (short, held), pinned=frozenset({"j1"})))
     assert list(pinned.assign) == ["j1"]
+
+
+def test_a_pinned_job_keeps_its_gpus_whatever_is_reserved() -> None:
+    policy = JobPolicy("srtf", reserve_after_s=100.0)
+    held = running(1, at("node-1", 0, 1), duration_s=1000.0)
+    view = View(900.0, NODES, (job(0, 4.0), held, job(2, 2.0)), pinned=frozenset({"j1"}))
+    plan = JobPlanner(policy, BOOK).plan(view)
+    assert {name: where(a) for name, a in plan.assign.items()} == {
+        "j1": ["node-1-gpu-0", "node-1-gpu-1"], "j2": ["node-0-gpu-0", "node-0-gpu-1"],
+    }  # fmt: skip
+    assert not plan.assign["j1"].reserved
+
+
+def test_between_rounds_only_what_is_free_is_given() -> None:
+    """The short job would go first in a round; the running one has all cores of the node."""
+    held = running(1, at("node-0", 0, cpus=6.0), duration_s=1000.0)
+    short, long = job(0, 2.0, duration_s=1.0), job(2, 1.0, duration_s=5000.0)
+    early = planner("srtf", "proportional").plan(View(9.0, NODES, (short, held, long), early=True))
+    assert early.assign["j1"] is held.attempt.assignment  # type: ignore[union-attr]
+    assert {name: where(early.assign[name]) for name in early.assign if name != "j1"} == {
+        "j0": ["node-1-gpu-0", "node-1-gpu-1"]
+    }
+    assert early.waiting == {"j2": Reason.NO_CPU_OR_MEMORY}
+
+
+def test_what_lost_jobs_hold_is_not_planned() -> None:
+    """The job that is not planned holds GPU 1 and five of the six cores, so only what is left can be given."""
+    lost = Place("gone", (GpuShare("g"),), 9.0, GIB)
+    held = Assignment((Place("node-0", (GpuShare("node-0-gpu-1"),), 5.0, GIB), lost))
+    plan = planner(allotment="proportional").plan(View(9.0, NODES, (job(0), job(1, 2.0)), held=(held,)))
+    assert {name: a.gpus_by_node() for name, a in plan.assign.items()} == {"j0": [("node-1", 1.0)]}
+    part = Assignment((Place("node-0", (GpuShare("node-0-gpu-1", 0.5, "time"),), 1.0, GIB),))
+    plan = planner().plan(View(9.0, NODES[:1], (job(0), job(1, 0.5), job(2, 0.6)), held=(part,)))
+    assert {name: where(a) for name, a in plan.assign.items()} == {"j0": ["node-0-gpu-0"], "j1": ["node-0-gpu-1"]}
+
+
+def test_a_running_gang_is_not_grown_above_its_nodes_when_a_larger_one_returns() -> None:
+    """With the large node, the ideal demand of the gang is no more clipped to that of the small nodes."""
+    small = pretend_nodes(2, 4, "A100-40GB", 40 * GIB, 16.0, 100 * 10**9)
+    large = dataclasses.replace(
+        pretend_nodes(3, 8, "A100-40GB", 40 * GIB, 64.0, 800 * 10**9)[2],
+        gpus=tuple(NodeGpu(f"large-{k}", "A100-40GB", 40 * GIB) for k in range(8)),
+    )
+    gang = job(0, 8.0, memory_bytes=400 * 10**9, cpus=64.0)
+    other = tuple(job(row, 8.0, priority=1) for row in (1,))
+    for allotment in ("tune", "greedy", "proportional"):
+        made = planner(allotment=allotment)
+        first = made.plan(View(0.0, small, (gang,))).assign["j0"]
+        assert [p.memory_bytes for p in first.places] == [100 * 10**9, 100 * 10**9]
+        held = running(0, first, memory_bytes=400 * 10**9, cpus=64.0)
+        plan = made.plan(View(60.0, (*small, large), (held, *other)))
+        for given in plan.assign.values():
+            for place in given.places:
+                most = {n.name: n for n in (*small, large)}[place.node]
+                assert place.memory_bytes <= most.memory_bytes
+                assert place.cpus <= most.cpus
+        assert allotment == "greedy" or plan.assign["j0"].same_gpus(first)
+
+
+def test_a_job_whose_gpus_are_gone_is_planned_on_others() -> None:
+    held = running(0, at("node-0", 0, 1))
+    node = dataclasses.replace(NODES[0], gpus=NODES[0].gpus[1:])
+    plan = planner().plan(View(9.0, (node, NODES[1]), (held,)))
+    assert where(plan.assign["j0"]) == ["node-0-gpu-1", "node-1-gpu-0"]
+
+
+def test_a_parked_job_takes_no_gpu_from_one_of_higher_priority() -> None:
+    """The policy puts the first job on node-0 and the parked one on node-1, which has other amounts of CPU."""
+    parked, first = running(0, at("node-0", 0, 1), PARKED), job(1, 2.0, priority=1)
+    nodes = (NODES[0], dataclasses.replace(NODES[1], cpus=8.0))
+    plan = planner("las", "proportional").plan(View(9.0, nodes, (parked, first)))
+    assert where(plan.assign["j1"]) == ["node-0-gpu-0", "node-0-gpu-1"]
+
+
+def test_optimal_leaves_jobs_without_a_profile_their_cpu_and_memory() -> None:
+    plan = planner(allotment="optimal").plan(View(0.0, NODES, (job(0), job(1, 0.25, mechanism="time"))))
+    assert [(a.cpus, a.memory_bytes) for a in plan.assign.values()] == [(3.0, 62_500 * 10**6), (0.75, 15_625 * 10**6)]
+
+
+def test_gpus_with_instances_have_their_part_of_cpu_and_memory() -> None:
+    gpus = (NodeGpu("whole", "H100-80GB", 80 * GIB), NodeGpu("cut", "H100-80GB", 80 * GIB, "nvidia",
+                                                              (MigInstance("MIG-a", "7g.80gb"),)))  # fmt: skip
+    node = NodeSpec("n", 16.0, 10**11, gpus)
+    plan = planner(allotment="proportional").plan(View(0.0, (node,), (job(0), job(1, 0.99, slice="7g", cpus=99.0))))
+    assert {name: (a.cpus, a.memory_bytes) for name, a in plan.assign.items()} == {
+        "j0": (8.0, 5 * 10**10), "j1": (8.0, 5 * 10**10),
+    }  # fmt: skip
 
 
 def test_slices_are_instances_that_exist() -> None:

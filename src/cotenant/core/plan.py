@@ -44,6 +44,9 @@ class Snapshot:
 
     Arrays with one element per job: `done`: fraction of the work done, 0..1; `attained_s`: run time so far in seconds;
     `last_run_s`: time at which the job last ran (its arrival if it never ran). `running`: grants of the running jobs.
+    `pinned`: ids of running jobs that must keep their GPUs. `held`: what is not to be planned, such as the resources of
+    jobs on a node that does not answer; parts of GPUs in grants of their own. A job of `jobs` that is named there keeps
+    them, and gets no grant in the plan.
     """
 
     cluster: Cluster
@@ -52,6 +55,8 @@ class Snapshot:
     attained_s: Floats
     last_run_s: Floats
     running: tuple[Grant, ...] = ()
+    pinned: frozenset[str] = frozenset()
+    held: tuple[Grant, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,11 @@ class NodeSpec:
         """GPUs without MIG instances. They are assigned whole or in shares."""
         return tuple(gpu for gpu in self.gpus if not gpu.instances)
 
+    def plain_share(self) -> tuple[float, int]:
+        """Cores and bytes for the jobs on `plain_gpus`: every GPU has an equal part, those with MIG instances too."""
+        part = len(self.plain_gpus) / max(1, len(self.gpus))
+        return self.cpus * part, int(self.memory_bytes * part)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)

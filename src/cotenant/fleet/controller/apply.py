@@ -5,13 +5,12 @@ off the GPU), and which jobs start when their GPUs are free.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cotenant.core.events import Kind, Reason
-from cotenant.fleet.controller.gpuchoice import GpuChooser
+from cotenant.fleet.controller.gpuchoice import GpuChooser, Room
 from cotenant.fleet.controller.job_table import JobTable, ask_stop, holds_gpus
 from cotenant.fleet.controller.leases import Leases
 from cotenant.fleet.controller.planners import FleetPlan
@@ -20,7 +19,6 @@ from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.state import PARKED, RUNNING, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
 from cotenant.training.contract import BATCH_ENV
 
-EPSILON = 1e-6
 MOST_STARTS = 64  # largest number of jobs started in one step; starting hundreds at once would delay everything else
 
 
@@ -109,7 +107,7 @@ class Applier:
         wanting = [job for job in self.table.jobs.values() if job.target is not None]
         if not wanting:
             return
-        room = _Room(nodes, self.table.running())
+        room = _Free(nodes, self.table.running())
         begun_now = 0
         for job in wanting:
             target, attempt = job.target, job.attempt
@@ -180,38 +178,23 @@ class Applier:
             self.table.orders[place.node].append(order)
 
 
-class _Room:
+class _Free:
     """Free GPUs, CPU cores and memory of the nodes while jobs are started. `take` subtracts what a job gets."""
 
     def __init__(self, nodes: Mapping[str, NodeSpec], running: list[Job]) -> None:
-        self.gpus = GpuChooser(nodes.values())
-        self.cpus = {name: node.cpus for name, node in nodes.items()}
-        self.memory = {name: float(node.memory_bytes) for name, node in nodes.items()}
-        for job in running:
-            attempt = job.attempt
-            if attempt is not None and holds_gpus(attempt):
-                self.gpus.hold(attempt.assignment)
-                self._subtract(attempt.assignment)
+        held = [job.attempt.assignment for job in running if job.attempt is not None and holds_gpus(job.attempt)]
+        self.gpus, self.room = GpuChooser(nodes.values()), Room(nodes.values(), held)
+        for assignment in held:
+            self.gpus.hold(assignment)
 
     def take(self, target: Assignment) -> bool:
         """Take all resources of a job's target from the free ones and return True, or take none and return False."""
-        need: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for place in target.places:
-            need[place.node][0] += place.cpus
-            need[place.node][1] += place.memory_bytes
-        for node, (cpus, memory) in need.items():
-            if cpus > self.cpus[node] + EPSILON or memory > self.memory[node] * (1 + EPSILON):
-                return False
         if not self.gpus.keep(target):
             return False
-        self._subtract(target)
+        if not self.room.take(target):
+            self.gpus.give_back([place.gpus for place in target.places])
+            return False
         return True
-
-    def _subtract(self, held: Assignment) -> None:
-        for place in held.places:
-            if place.node in self.cpus:
-                self.cpus[place.node] -= place.cpus
-                self.memory[place.node] -= place.memory_bytes
 
 
 def _amounts(assignment: Assignment) -> list[tuple[str, float, int]]:

@@ -337,7 +337,7 @@ def _gang(model: str, count: int, nodes: Sequence[NodeSpec], chooser: GpuChooser
         shares = chooser.choose(name, n, "")
         assert shares is not None
         node = by_name[name]
-        part = n / len(node.plain_gpus)
+        part = n / len(node.gpus)
         found.append(Place(name, shares, round(node.cpus * part, 6), int(node.memory_bytes * part)))
         left -= n
     return tuple(found)

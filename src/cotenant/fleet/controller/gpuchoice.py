@@ -88,13 +88,42 @@ class GpuChooser:
         """Make the GPUs that were chosen for an assignment free again."""
         for shares in chosen:
             for share in shares:
-                left = self._taken[share.uuid] - share.fraction
+                key = share.instance or share.uuid
+                left = self._taken[key] - share.fraction
                 if left > EPSILON:
-                    self._taken[share.uuid] = left
+                    self._taken[key] = left
                 else:
-                    del self._taken[share.uuid]
+                    del self._taken[key]
 
     def _take(self, share: GpuShare) -> None:
         key = share.instance or share.uuid
         self._taken[key] = self._taken.get(key, 0.0) + share.fraction
         self._mechanism[key] = share.mechanism
+
+
+class Room:
+    """The CPU cores and the memory of nodes that are not assigned yet."""
+
+    def __init__(self, nodes: Iterable[NodeSpec], assigned: Iterable[Assignment]) -> None:
+        given = tuple(nodes)
+        self._cpus = {node.name: node.cpus for node in given}
+        self._memory = {node.name: float(node.memory_bytes) for node in given}
+        for assignment in assigned:
+            self.hold(assignment)
+
+    def hold(self, assignment: Assignment) -> None:
+        """Subtract the CPU and the memory of a running job."""
+        for place in assignment.places:
+            if place.node in self._cpus:
+                self._cpus[place.node] -= place.cpus
+                self._memory[place.node] -= place.memory_bytes
+
+    def take(self, assignment: Assignment) -> bool:
+        """Take all CPU and memory of an assignment, or none of it; returns whether all of it was free."""
+        for place in assignment.places:
+            if place.cpus > self._cpus[place.node] + EPSILON:
+                return False
+            if place.memory_bytes > self._memory[place.node] + EPSILON * place.memory_bytes:
+                return False
+        self.hold(assignment)
+        return True

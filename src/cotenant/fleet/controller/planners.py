@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from cotenant.core.events import Reason
 from cotenant.core.gpus import Gpu, find_gpu
 from cotenant.core.plan import Grant, Snapshot
 from cotenant.core.work import Jobs
-from cotenant.fleet.controller.gpuchoice import GpuChooser
+from cotenant.fleet.controller.gpuchoice import GpuChooser, Room
 from cotenant.fleet.controller.profiles import ProfileBook
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import NodeGpu, NodeSpec
@@ -26,8 +27,6 @@ from cotenant.fleet.state import PARKED, STOPPING, Assignment, Job, Place
 from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.policy.jobs.demand import runnable_jobs
 from cotenant.policy.jobs.plan import plan_jobs
-
-ABOVE_ALL = 2 * 10**9 + 1  # above all priorities that users can set, which are between -10^9 and 10^9
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,8 @@ class JobPlanner:
         plan = FleetPlan()
         nodes = tuple(node for node in view.nodes if node.plain_gpus)
         chooser = GpuChooser(view.nodes)
-        for held in view.held:
-            chooser.hold(held)
+        for assignment in view.held:
+            chooser.hold(assignment)
         slices = [job for job in view.jobs if job.spec.slice is not None]
         for job in slices:
             self._slice(job, view, chooser, plan)
@@ -137,29 +136,38 @@ class JobPlanner:
         if not nodes:
             plan.waiting |= {job.id: Reason.GPUS_FULL for job in whole}
             return plan
+        names = {node.name: i for i, node in enumerate(nodes)}
+        held = [grant for assignment in view.held for grant in _held("", assignment, nodes, names)]
+        if view.early:
+            for job in whole:
+                if job.attempt is not None and job.attempt.phase not in (PARKED, STOPPING):
+                    plan.assign[job.id] = job.attempt.assignment
+                    held += _held(job.id, job.attempt.assignment, nodes, names)
+                    chooser.hold(job.attempt.assignment)
         cluster, base = _cluster(nodes), reference_share(nodes)
         jobs = jobs_of(whole, self.profiles)
-        if view.pinned:  # pinned jobs must keep their GPUs, so they come before all other jobs in the order
-            jobs.priority[[job.id in view.pinned for job in whole]] += ABOVE_ALL
         fits = runnable_jobs(jobs, cluster)
         for row in np.flatnonzero(~fits).tolist():
-            plan.waiting[whole[row].id] = Reason.GANG_TOO_LARGE_NOW
+            if whole[row].id not in plan.assign:
+                plan.waiting[whole[row].id] = Reason.GANG_TOO_LARGE_NOW
         known = [whole[row] for row in np.flatnonzero(fits).tolist()]
         if not known:
             return plan
-        names = {node.name: i for i, node in enumerate(nodes)}
+        running = [grant for job in known if (grant := _grant(job, nodes, names)) is not None]
         snapshot = Snapshot(
             cluster=cluster,
             jobs=jobs.take(np.flatnonzero(fits)),
             done=np.minimum(np.array([job.done for job in known]), 0.999999),
             attained_s=np.array([self._attained_s(job) for job in known]),
             last_run_s=np.array([job.last_run_s if job.n else job.arrival_s for job in known]),
-            running=tuple(grant for job in known if (grant := _grant(job, nodes, names)) is not None),
+            running=() if view.early else tuple(running),
+            pinned=view.pinned,
+            held=tuple(held),
         )
-        policy = dataclasses.replace(self.policy, sticky=True) if view.early else self.policy
-        decided = plan_jobs(snapshot, view.now_s, policy, self.profiles.merged(base))
+        decided = plan_jobs(snapshot, view.now_s, self.policy, self.profiles.merged(base))
         by_id = {job.id: job for job in known}
-        self._place(decided.grants, by_id, nodes, chooser, plan)
+        room = Room(nodes, [*view.held, *plan.assign.values()])
+        self._place(decided.grants, by_id, nodes, chooser, room, plan)
         plan.waiting |= decided.waiting
         return plan
 
@@ -168,30 +176,46 @@ class JobPlanner:
 
     def _place(
         self, grants: tuple[Grant, ...], by_id: dict[str, Job], nodes: tuple[NodeSpec, ...], chooser: GpuChooser,
-        plan: FleetPlan,
+        room: Room, plan: FleetPlan,
     ) -> None:  # fmt: skip
-        """Choose GPUs. Jobs that stay on their nodes keep their GPUs; then GPUs are chosen for the other jobs, in the
-        order of `grants`, for parked jobs last."""
-        moved: list[Grant] = []
-        for grant in sorted(grants, key=lambda g: _parked(by_id[g.job])):
-            job = by_id[grant.job]
-            current = _current(job)
-            wanted = {nodes[n].name: g for n, g in zip(grant.nodes, grant.node_gpus, strict=True)}
-            # a parked job can continue only on its present nodes, even if the policy has named equal ones
-            stays = current is not None and (_parked(job) or dict(current.gpus_by_node()) == _rounded(wanted))
-            if current is not None and stays and chooser.keep(current):
-                plan.assign[grant.job] = _assignment(grant, _kept(grant, nodes, current))
-            else:
-                moved.append(grant)
-        for grant in moved:
-            places = self._choose(grant, by_id[grant.job].spec.mechanism or mechanisms.DEFAULT, nodes, chooser)
+        """Choose GPUs. Running jobs that stay on their nodes keep theirs. Then others get some, by reservation and
+        priority; among equals, parked jobs keep theirs before others get some, in the order of `grants`."""
+
+        def stays(grant: Grant) -> bool:
+            return self._stay(grant, by_id[grant.job], nodes, chooser, room, plan)
+
+        left = [grant for grant in grants if _parked(by_id[grant.job]) or not stays(grant)]
+        rank = {g.job: (not g.reserved, -by_id[g.job].spec.priority, not _parked(by_id[g.job])) for g in left}
+        for grant in sorted(left, key=lambda g: rank[g.job]):
+            if _parked(by_id[grant.job]) and stays(grant):
+                continue
+            mechanism = by_id[grant.job].spec.mechanism or mechanisms.DEFAULT
+            places = self._choose(grant, mechanism, nodes, chooser, room)
             if places is None:
                 plan.waiting[grant.job] = Reason.GPUS_FULL
             else:
                 plan.assign[grant.job] = _assignment(grant, places)
 
+    def _stay(
+        self, grant: Grant, job: Job, nodes: tuple[NodeSpec, ...], chooser: GpuChooser, room: Room, plan: FleetPlan
+    ) -> bool:
+        """Let a job keep its GPUs, if the policy left it on its nodes; returns whether it does."""
+        current = _current(job)
+        if current is None:
+            return False
+        wanted = {nodes[n].name: g for n, g in zip(grant.nodes, grant.node_gpus, strict=True)}
+        # a parked job can continue only on its present nodes, even if the policy has named equal ones
+        if not (_parked(job) or dict(current.gpus_by_node()) == _rounded(wanted)) or not chooser.keep(current):
+            return False
+        kept = _assignment(grant, _kept(grant, nodes, current))
+        if not room.take(kept):
+            chooser.give_back([place.gpus for place in current.places])
+            return False
+        plan.assign[grant.job] = kept
+        return True
+
     def _choose(
-        self, grant: Grant, mechanism: str, nodes: tuple[NodeSpec, ...], chooser: GpuChooser
+        self, grant: Grant, mechanism: str, nodes: tuple[NodeSpec, ...], chooser: GpuChooser, room: Room
     ) -> tuple[Place, ...] | None:
         """Choose the grant's GPUs on the nodes that it names; None unless all can be had. If the grant names a single
         node whose GPUs are not free (a parked job may hold them), take GPUs of another node with equal properties.
@@ -202,7 +226,9 @@ class JobPlanner:
             chosen = [chooser.choose(n.name, g, mechanism) for n, g in zip(way, grant.node_gpus, strict=True)]
             if all(gpus is not None for gpus in chosen):
                 found = zip(way, chosen, grant.node_cpus, grant.node_memory, strict=True)
-                return tuple(Place(n.name, gpus or (), cpus, memory) for n, gpus, cpus, memory in found)
+                places = tuple(Place(n.name, gpus or (), cpus, memory) for n, gpus, cpus, memory in found)
+                if room.take(Assignment(places)):
+                    return places
             chooser.give_back([gpus for gpus in chosen if gpus is not None])
         return None
 
@@ -218,8 +244,8 @@ class JobPlanner:
             share = chooser.choose_instance(node.name, job.spec.slice)
             if share is not None:
                 part = share.fraction / max(1, len(node.gpus))
-                cpus = job.spec.cpus or round(node.cpus * part, 3)
-                memory = job.spec.memory_bytes or int(node.memory_bytes * part)
+                cpus = min(job.spec.cpus or math.inf, round(node.cpus * part, 3))
+                memory = min(job.spec.memory_bytes or node.memory_bytes, int(node.memory_bytes * part))
                 plan.assign[job.id] = Assignment((Place(node.name, (share,), cpus, memory),))
                 return
         plan.waiting[job.id] = Reason.GPUS_FULL
@@ -238,7 +264,7 @@ def _parked(job: Job) -> bool:
 def _kind(node: NodeSpec) -> tuple[object, ...]:
     """The properties of a node that a policy sees. Nodes with equal properties are interchangeable."""
     gpus = node.plain_gpus
-    return len(gpus), gpus[0].model, node.cpus, node.memory_bytes
+    return len(gpus), gpus[0].model, *node.plain_share()
 
 
 def _kept(grant: Grant, nodes: Sequence[NodeSpec], current: Assignment) -> tuple[Place, ...]:
@@ -265,12 +291,12 @@ def _grant(job: Job, nodes: Sequence[NodeSpec], names: dict[str, int]) -> Grant 
     if attempt is None or attempt.phase in (PARKED, STOPPING) or any(node not in names for node in attempt.nodes):
         return None
     held, slot = attempt.assignment, -1
-    if job.spec.gpus < 1:
-        (place,) = held.places
+    for place in held.places:
         uuids = [gpu.uuid for gpu in nodes[names[place.node]].plain_gpus]
-        if place.gpus[0].uuid not in uuids:
+        if any(share.uuid not in uuids for share in place.gpus):
             return None
-        slot = uuids.index(place.gpus[0].uuid)
+        if job.spec.gpus < 1:
+            slot = uuids.index(place.gpus[0].uuid)
     by_node = held.gpus_by_node()
     return Grant(
         job.id,
@@ -285,11 +311,29 @@ def _grant(job: Job, nodes: Sequence[NodeSpec], names: dict[str, int]) -> Grant 
     )
 
 
+def _held(job: str, held: Assignment, nodes: Sequence[NodeSpec], names: dict[str, int]) -> list[Grant]:
+    """What a job keeps without being planned, as a grant for each node and for each part of a GPU. What is no more
+    there, or belongs to MIG instances, is left out."""
+    found = []
+    for place in held.places:
+        if place.node not in names:
+            continue
+        uuids = [gpu.uuid for gpu in nodes[names[place.node]].plain_gpus]
+        shares = [share for share in place.gpus if share.instance is None and share.uuid in uuids]
+        amounts = [(float(sum(share.fraction >= 1 for share in shares)), -1, place.cpus, place.memory_bytes)]
+        amounts += [(s.fraction, uuids.index(s.uuid), 0.0, 0) for s in shares if s.fraction < 1]
+        found += [
+            Grant(job, (names[place.node],), (gpus,), (cpus,), (memory,), 0, 1.0, slot=slot)
+            for gpus, slot, cpus, memory in (amounts if shares else [])
+        ]
+    return found
+
+
 def reference_share(nodes: Sequence[NodeSpec]) -> tuple[float, float]:
     """Cores and GB per GPU of the first node with GPUs to assign: the demand of a job without a profile."""
     node = next(node for node in nodes if node.plain_gpus)
-    gpus = len(node.plain_gpus)
-    return node.cpus / gpus, node.memory_bytes / gpus / 1e9
+    (cpus, memory), gpus = node.plain_share(), len(node.plain_gpus)
+    return cpus / gpus, memory / gpus / 1e9
 
 
 def _cluster(nodes: tuple[NodeSpec, ...]) -> Cluster:
@@ -297,7 +341,8 @@ def _cluster(nodes: tuple[NodeSpec, ...]) -> Cluster:
     groups: list[NodeGroup] = []
     for node in nodes:
         gpus = node.plain_gpus
-        group = NodeGroup(1, len(gpus), _catalogued(gpus[0].model, gpus[0].memory_bytes), node.cpus, node.memory_bytes)
+        gpu = _catalogued(gpus[0].model, gpus[0].memory_bytes)
+        group = NodeGroup(1, len(gpus), gpu, *node.plain_share())
         if groups and dataclasses.replace(groups[-1], count=1) == group:
             groups[-1] = dataclasses.replace(group, count=groups[-1].count + 1)
         else:

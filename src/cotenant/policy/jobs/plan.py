@@ -9,11 +9,12 @@ import numpy as np
 
 from cotenant.core.events import Reason
 from cotenant.core.plan import Grant, Plan, Snapshot
-from cotenant.policy.jobs.arrays import IDEAL, JOB, NOT_RUNNING, Allocation, Array, make_allocation
+from cotenant.policy.jobs.arrays import IDEAL, JOB, NOT_RUNNING, PROPORTIONAL, Allocation, Array, make_allocation
 from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.policy.jobs.demand import Workload, build_workload
 from cotenant.policy.jobs.optimal import LevelChooser
 from cotenant.policy.jobs.rounds import decide_ordered, gang_prefix, make_scratch, order_at
+from cotenant.policy.jobs.running import adopt, enter, with_parts, without
 from cotenant.profiles.training.tables import Profiles
 
 
@@ -30,24 +31,36 @@ def plan_jobs(snapshot: Snapshot, now_s: float, policy: JobPolicy, profiles: Pro
         proportional_keys=policy.allotment == "proportional",
         grid=policy.allotment == "optimal",
     )
-    n = len(snapshot.jobs)
-    jobs = _job_array(snapshot, work)
-    alloc = make_allocation(work.demand, work.nodes, n)
-    rows = {name: row for row, name in enumerate(snapshot.jobs.id.tolist())}
-    _adopt(alloc, snapshot, rows)
+    n, rows = len(snapshot.jobs), {name: row for row, name in enumerate(snapshot.jobs.id.tolist())}
+    jobs, held = _job_array(snapshot, work), snapshot.held
     for grant in snapshot.running:
-        jobs["reserved"][rows[grant.job]] = grant.reserved
-    choice, scratch, order = policy.choice(), make_scratch(alloc), np.arange(n)
+        # a job that must not be preempted has for this decision what a job with a reservation has
+        jobs["reserved"][rows[grant.job]] = grant.reserved or grant.job in snapshot.pinned
     types = work.demand.type
     gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
     gpu_seconds = (gpus * types["isolated_s"])[work.type] * work.iterations
     context = policy.context(gpu_seconds, float(work.nodes["gpus"].sum()))
+    choice, order = policy.choice(), np.arange(n)
     order_at(choice.ordering, now_s, order, n, jobs, work.demand, context, np.zeros(2 * n, np.int64))
+    keep = {rows[grant.job] for grant in held if grant.job in rows}
+    order = np.array([row for row in order.tolist() if row not in keep], np.int64)
+
+    nodes, parts = without(work.nodes, held), [grant for grant in held if 0 < grant.node_gpus[0] < 1]
+    demand, jobs = with_parts(work.demand, jobs, parts) if parts else (work.demand, jobs)
+    alloc = make_allocation(demand, work.nodes, len(jobs))
+    for i, grant in enumerate(parts):
+        enter(alloc, n + i, grant, int(PROPORTIONAL))
+    adopt(alloc, work, nodes, [(rows[g.job], g) for g in snapshot.running], parts, policy.allotment, jobs["reserved"])
+    scratch = make_scratch(alloc)
     if policy.allotment == "optimal":
-        chooser = LevelChooser(work.demand, work.nodes, policy.solver_limit_s)
-        count = gang_prefix(order, n, jobs, work.demand, int(work.nodes["gpus"].sum()), scratch.selected)
+        chooser = LevelChooser(work.demand, nodes, policy.solver_limit_s)
+        count = gang_prefix(order, len(order), jobs, work.demand, int(nodes["gpus"].sum()), scratch.selected)
         chooser.choose(scratch.selected[:count], jobs)
-    decide_ordered(order, n, jobs, alloc, work.demand, work.nodes, choice, scratch)
+    order = np.concatenate([np.arange(n, len(jobs)), order])
+    decide_ordered(order, len(order), jobs, alloc, demand, nodes, choice, scratch)
+    for grant in snapshot.running:
+        jobs["reserved"][rows[grant.job]] &= grant.reserved or grant.job not in snapshot.pinned
+    order = order[len(parts) :]
     runs = [int(row) for row in order if alloc.job["level"][row] != NOT_RUNNING]
     grants = _grants(snapshot, work, alloc, jobs, np.array(runs, dtype=np.int64))
     kept = {grant.job for grant in grants}
@@ -71,23 +84,6 @@ def _job_array(snapshot: Snapshot, work: Workload) -> Array:
     jobs["wanted"] = IDEAL
     jobs["dirty"] = True
     return jobs
-
-
-def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
-    """Enter the running jobs' grants as if the policy had decided them, so that the policy may leave these jobs on
-    their GPUs."""
-    used = 0
-    for grant in snapshot.running:
-        row = rows[grant.job]
-        alloc.job["first"][row], alloc.job["count"][row] = used, len(grant.nodes)
-        alloc.job["level"][row] = grant.level
-        for node, gpus in zip(grant.nodes, grant.node_gpus, strict=True):
-            part = gpus < 1
-            entry = alloc.entry[used]
-            entry["node"], entry["gpus"], entry["job"] = node, 1 if part else round(gpus), row
-            entry["slot"] = grant.slot
-            used += 1
-    alloc.used[0] = used
 
 
 def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, rows: Array) -> tuple[Grant, ...]:
