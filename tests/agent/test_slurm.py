@@ -179,6 +179,15 @@ def test_an_epilog_without_an_agent_counts_though_the_job_runs_again(agent: Held
     assert start(ASKS, agent.folder) == f"slurm-4711 has 30% of {uuid_of(0)}"
 
 
+def test_the_gpu_of_a_job_whose_epilog_ran_without_an_agent_is_free_at_its_start(agent: HeldAgent) -> None:
+    whole = ASKS | {"SLURM_JOB_COMMENT": "cotenant:request=100%"}
+    start(whole, agent.folder)
+    agent.kill()
+    end(JOB, agent.folder)
+    agent.start()
+    assert start(whole | {"SLURM_JOB_ID": "4712"}, agent.folder) == f"slurm-4712 has 100% of {uuid_of(0)}"
+
+
 def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAgent) -> None:
     start(ASKS, agent.folder)
     agent.put("0::/system.slice/slurmstepd.scope/job_4711/step_extern/user/task_special\n")

@@ -138,8 +138,13 @@ def test_a_rule_that_no_gpu_can_have_says_why(tmp_path: Path) -> None:
             {"devices": "all", "device-filter": "0x20B710DE", "mig-enabled": True, "mig-devices": {"1g.5gb": 1}}
         ],
         "thousands": [{"devices": "all", "mig-enabled": True, "mig-devices": {"1g.10gb": 5000}}],
+        "divided": [{"devices": "all", "mig-enabled": True, "mig-devices": {"3g.20gb": 1, "1c.3g.20gb": 2}}],
+        "future": [{"devices": "all", "mig-enabled": True, "mig-devices": {"1g.10gb+me.all": 1}}],
     }
     found = read_mig_config(write(tmp_path / "config.yaml", rules))
     assert found["too-many"][0].models() == ([], "no GPU model of the catalog supports it")
     assert found["thousands"][0].models() == ([], "no GPU model of the catalog supports it")
+    divided = "no GPU model of the catalog has the profile '1c.3g.20gb': it names a compute instance; only whole"
+    assert found["divided"][0].models()[1].startswith(divided)
+    assert found["future"][0].models() == ([], "no GPU model of the catalog has the profile '1g.10gb+me.all'")
     assert "A30 has no MIG profile '1g.5gb'" in found["elsewhere"][0].models()[1]

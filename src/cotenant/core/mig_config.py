@@ -13,6 +13,7 @@ If several rules apply to a GPU the last one wins, as in mig-parted.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,10 @@ class Rule:
                 fit.append(model)
             except InputError as error:
                 why = why or (error.message if named else "no GPU model of the catalog supports it")
+        unknown = next((name for name in self.profiles if not fit and not _is_known(name)), None)
+        if unknown is not None and not named:
+            divided = "it names a compute instance; only whole GPU instances are applied"
+            why = f"no GPU model of the catalog has the profile {unknown!r}{f': {divided}' * ('c.' in unknown)}"
         return fit, why if named or not fit else ""
 
     def __str__(self) -> str:
@@ -120,6 +125,15 @@ def _rule(row: Any, where: str) -> Rule:
         None if devices == "all" else tuple(devices), _filter(row.get("device-filter"), f"{where}.device-filter"),
         enabled, {str(name): count for name, count in counts.items()},
     )  # fmt: skip
+
+
+def _is_known(profile: str) -> bool:
+    """Return whether any model of the catalog has a profile."""
+    for model in TABLES:
+        with contextlib.suppress(InputError):
+            kind_of(geometry(model, double_memory=True), profile)
+            return True
+    return False
 
 
 def _all_whole(values: Iterable[Any]) -> bool:

@@ -52,23 +52,29 @@ class EndedJobs:
         self._seen: set[Tenant] = set()
         self._missing_since_s: dict[Tenant, float] = {}
 
-    def taken_over(self) -> None:
-        """Count all jobs with a share as seen: they had it under the previous agent, so their prologs have ended."""
+    def taken_over(self, drop: Callable[[Tenant], None]) -> None:
+        """Call `drop` with the tenants of jobs whose epilog ran while no agent answered: the next job needs their GPUs.
+        Count all other jobs with a share as seen: they had it under the previous agent, so their prologs have ended.
+        """
+        self._drop_with_epilog(drop)
         self._seen.update(self._owners.owned(KIND))
 
     async def run(self, locate: Callable[[int], Place | None], drop: Callable[[Tenant], None]) -> None:
         """Call `drop` with tenants whose jobs have ended, as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            for tenant in self.with_epilog():
-                LOG.warning(f"the epilog of {tenant.name} ran while no agent answered: its share is released")
-                drop(tenant)
+            self._drop_with_epilog(drop)
             if not self._owners.owned(KIND):
                 continue
             running = await asyncio.to_thread(running_jobs, locate)
             for tenant in self.over(running, time.monotonic()):
                 LOG.warning(f"the job of {tenant.name} ended without its epilog: its share is released")
                 drop(tenant)
+
+    def _drop_with_epilog(self, drop: Callable[[Tenant], None]) -> None:
+        for tenant in self.with_epilog():
+            LOG.warning(f"the epilog of {tenant.name} ran while no agent answered: its share is released")
+            drop(tenant)
 
     def with_epilog(self) -> list[Tenant]:
         """Tenants whose jobs had an epilog that did not reach the agent."""
