@@ -181,10 +181,8 @@ def test_an_epilog_without_an_agent_counts_though_the_job_runs_again(agent: Held
 
 def test_the_gpu_of_a_job_whose_epilog_ran_without_an_agent_is_free_at_its_start(agent: HeldAgent) -> None:
     whole = ASKS | {"SLURM_JOB_COMMENT": "cotenant:request=100%"}
-    start(whole, agent.folder)
-    agent.kill()
-    end(JOB, agent.folder)
-    agent.start()
+    start(whole, agent.folder), agent.kill()
+    end(JOB, agent.folder), agent.start()
     assert start(whole | {"SLURM_JOB_ID": "4712"}, agent.folder) == f"slurm-4712 has 100% of {uuid_of(0)}"
 
 

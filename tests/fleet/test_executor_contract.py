@@ -116,42 +116,6 @@ def test_a_stop_is_sigterm_then_after_the_grace_sigkill(node: Node) -> None:
     assert first["killed"] is False
 
 
-@pytest.mark.parametrize(
-    "wrapper",
-    [
-        "cd . ; {program}", "{program} | cat", "sh -c '{program}; true'; true",
-        "trap 'exit 0' TERM; {program} & wait", "trap 'echo cleaning' TERM; {program}; exit $?",
-    ],
-    ids=["in front", "in a pipeline", "two deep", "that leaves it", "that waits for it"],
-)
-def test_a_stop_reaches_the_program_behind_a_shell(node: Node, wrapper: str) -> None:
-    """SIGTERM ends the shell, or the shell catches it; the program behind it gets the signal, too, and the time to save
-    its state."""
-    (node.folder / "program.py").write_text(
-        "import signal, sys, time\n"
-        "def leave(*_): time.sleep(0.5); open('saved', 'w').close(); sys.exit(75)\n"
-        "signal.signal(signal.SIGTERM, leave)\n"
-        "print('set', flush=True)\n"
-        "while True: time.sleep(0.05)\n"
-    )
-    name = node.start("sh", "-c", wrapper.format(program=f"{PYTHON} program.py"), grace_s=10.0)
-    _until_log(node, name, "set")
-    node.exchange({"do": "stop", "attempt": name, "why": "preempt"})
-    ended = node.ended(name)
-    assert (node.folder / "saved").exists(), (ended, "it had the time to save its state")
-    assert (ended["code"], ended["asked"], ended["killed"]) == (75, "stop", False)
-
-
-def test_a_shell_that_has_saved_counts_whatever_it_leaves(node: Node) -> None:
-    """Its own exit status says that the state was saved, though a monitor in the background dies of SIGTERM."""
-    # the monitor says itself that it is there: before it is a program of its own, it has the shell's handlers
-    name = node.start("sh", "-c", "trap 'exit 75' TERM; sh -c 'echo set; exec sleep 600' & wait", grace_s=20.0)
-    _until_log(node, name, "set")
-    node.exchange({"do": "stop", "attempt": name, "why": "preempt"})
-    ended = node.ended(name)
-    assert (ended["code"], ended["asked"], ended["killed"]) == (75, "stop", False)
-
-
 def test_helpers_of_a_job_are_not_signalled_before_it_has_left(node: Node) -> None:
     """A data loader that dies of the SIGTERM would take the checkpoint with it."""
     script = (

@@ -25,8 +25,10 @@ from typing import Any
 
 from cotenant.fleet.noderuntime import limits
 from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, ORDER_FILE, RUNNING, STOPPING, Page
+from cotenant.fleet.noderuntime.pipelines import fed
 
 WATCH_S = 1.0
+READERS_S = 0.5
 BESIDE_A_FAILED_S = 2.0  # after a rank of the job has failed, the other ranks may continue for this long
 SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 SHELLS = ("ash", "bash", "busybox", "dash", "fish", "ksh", "mksh", "sh", "zsh")
@@ -51,6 +53,11 @@ class Runner:
         self.asked = ""
         self.deadline_ns = 0  # time at which all remaining processes get SIGKILL
         self.shells: set[int] = set()  # pids of ranks that were shells when the job was asked to stop
+        self.below: dict[int, int] = {}  # pid of each process behind such a shell -> rank
+        # pids of processes that read what others of the job print, and the time at which each gets SIGTERM (0: the
+        # others have not ended)
+        self.readers: dict[int, int] = {}
+        self.piped: set[int] = set()  # ranks with such processes
         self.remind_ns = 0  # time at which SIGTERM is sent to the programs for which shells still wait (`remind`)
         self.oom = self.killed = False
         self.error, self.lost = "", False
@@ -174,6 +181,7 @@ class Runner:
             if self.remind_ns and now_ns >= self.remind_ns:
                 self.remind()
             self.watch_memory()
+            self.ask_readers()
             told = signal.sigtimedwait(SIGNALS, self.patience_s())
             if told is not None and told.si_signo in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 self.ask("stop")
@@ -183,7 +191,8 @@ class Runner:
 
     def patience_s(self) -> float:
         """Time until the next deadline or the end of the lease, in seconds."""
-        due = [ns for ns in (self.deadline_ns, self.remind_ns, 0 if self.asked else self.page.get("until_ns")) if ns]
+        asked = (*self.readers.values(), self.deadline_ns, self.remind_ns)
+        due = [ns for ns in (*asked, 0 if self.asked else self.page.get("until_ns")) if ns]
         wait_s = min((max(0.0, (ns - time.monotonic_ns()) / 1e9) for ns in due), default=3600.0)
         return min(wait_s + 0.001, WATCH_S) if self._watches() else wait_s + 0.001
 
@@ -212,10 +221,33 @@ class Runner:
         if self.agent is not None:
             self.agent.wake()
         self.shells = {pid for pid in self.ranks if _is_shell(pid)}
+        self.below = {pid: self.ranks[shell] for shell in self.shells for pid in limits.descendants(shell)}
         self.remind_ns = (now_ns + self.deadline_ns) // 2 if self.shells else 0
         for pid in self.ranks:
-            _kill(pid, signal.SIGTERM)
-            _kill(pid, signal.SIGCONT)
+            _end(pid)
+
+    def ask_behind(self, rank: int, pids: list[int]) -> None:
+        """Send SIGTERM to programs behind a shell. Those that read what others print get it READERS_S after these have
+        ended: most end by themselves then, and the others would lose what they print, or their lives.
+        """
+        family = limits.descendants(os.getpid())
+        for pid in pids:
+            if fed(pid, family):
+                self.readers[pid] = 0
+                self.piped.add(rank)
+            else:
+                _end(pid)
+
+    def ask_readers(self) -> None:
+        """Send SIGTERM to programs that still run although what they read has ended."""
+        family = limits.descendants(os.getpid()) if self.readers else []
+        for pid, due_ns in list(self.readers.items()):
+            now_ns = time.monotonic_ns()
+            if due_ns and due_ns <= now_ns:
+                del self.readers[pid]
+                _end(pid)
+            elif not due_ns and not fed(pid, family):
+                self.readers[pid] = now_ns + int(READERS_S * 1e9)
 
     def remind(self) -> None:
         """Send SIGTERM to the programs for which a rank's shell still waits after half of the grace time. A shell that
@@ -223,9 +255,7 @@ class Runner:
         """
         self.remind_ns = 0
         for shell in self.shells & self.ranks.keys():
-            for pid in limits.children(shell):
-                _kill(pid, signal.SIGTERM)
-                _kill(pid, signal.SIGCONT)
+            self.ask_behind(self.ranks[shell], limits.children(shell))
 
     def reap(self) -> None:
         """Collect the exit statuses of child processes that have ended."""
@@ -243,12 +273,18 @@ class Runner:
             rank = self.ranks.pop(pid)
             code = os.waitstatus_to_exitcode(status)
             code = code if code >= 0 else 128 - code
+            if self.asked and code == 0 and rank in self.piped and pid in self.shells:
+                code = 128 + signal.SIGTERM  # a shell's 0 is the exit status of the last program of its pipeline
             by_signal = code == 128 + signal.SIGTERM
             if self.asked and (by_signal or pid in self.shells) and self._pass_on(rank):
                 # The shell's exit status counts as the rank's, unless a program that the shell left behind ends later
                 # in another way than by SIGTERM.
                 if not by_signal:
                     self.codes[rank] = code
+                continue
+            if self.readers.pop(pid, None) is not None:
+                # it ended because what it read has ended: the exit status of the program that it read from counts
+                self.codes.setdefault(rank, 128 + signal.SIGTERM)
                 continue
             # If a rank has several processes, one that SIGTERM has ended does not replace the exit status of an earlier
             # one.
@@ -267,12 +303,15 @@ class Runner:
         and have what is left of the grace time; their own child processes get no signal. Returns whether the wrapper
         left any program.
         """
+        left = []
         for pid in limits.children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
-                if pid not in self.ranks and os.getsid(pid) == self.sessions[rank]:
+                # a program may have a session of its own (setsid)
+                mine = os.getsid(pid) == self.sessions[rank] or self.below.get(pid) == rank
+                if pid not in self.ranks and mine:
                     self.ranks[pid] = rank
-                    _kill(pid, signal.SIGTERM)
-                    _kill(pid, signal.SIGCONT)
+                    left.append(pid)
+        self.ask_behind(rank, left)
         return rank in self.ranks.values()
 
     def _watches(self) -> bool:
@@ -342,6 +381,12 @@ def _is_shell(pid: int) -> bool:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in SHELLS
     except OSError:
         return False
+
+
+def _end(pid: int) -> None:
+    """Ask a process to end, also one that is stopped."""
+    _kill(pid, signal.SIGTERM)
+    _kill(pid, signal.SIGCONT)
 
 
 def _kill(pid: int, number: int) -> None:
