@@ -34,7 +34,7 @@ class Receiver(Protocol):
 class Link(asyncio.Protocol):
     """One connection to the program, with one request at a time."""
 
-    __slots__ = ("_chunks", "_headers", "_parser", "_receiver", "_sized", "_upstream", "kept", "transport")
+    __slots__ = ("_again", "_chunks", "_headers", "_parser", "_receiver", "_sized", "_upstream", "kept", "transport")
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -43,6 +43,7 @@ class Link(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
         self._sized = False
+        self._again = False  # the answer is complete, and the connection may be used for another request
         # true: the connection was idle before the current request, so the program may be closing it now
         self.kept = False
 
@@ -74,11 +75,15 @@ class Link(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fault("the program's answer is not HTTP/1.1")
             self.transport.abort()
             return
         self._hand_on()
+        if self._again and not self.transport.is_closing():
+            self._again = False
+            self.transport.resume_reading()
+            self._upstream.free(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._upstream.lost(self)
@@ -106,6 +111,9 @@ class Link(asyncio.Protocol):
     # ---- parser ----
 
     def on_message_begin(self) -> None:
+        if self._receiver is None:  # a second answer to one request: the next request could get it as its own
+            self._again = False
+            self.transport.abort()
         self._headers, self._sized = [], False
         self._chunks.clear()
 
@@ -117,24 +125,22 @@ class Link(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status >= 200 and self._receiver is not None:
+        if status < 200:
+            self._headers = []  # an informational status such as 100 Continue, after which the real answer comes
+        elif self._receiver is not None:
             self._receiver.got_head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
-        # an informational status such as 100 Continue, after which the real answer comes
-        if self._parser.get_status_code() < 200:
+        if self._parser.get_status_code() < 200 or self._receiver is None:
             return
         self._hand_on()
-        keep = self._parser.should_keep_alive() and self._sized
+        self._again = self._parser.should_keep_alive() and self._sized
         self._headers = []
         self._end()
-        if keep and not self.transport.is_closing():
-            self.transport.resume_reading()
-            self._upstream.free(self)
-        else:
+        if not self._again:
             self.transport.close()
 
 

@@ -1,0 +1,123 @@
+"""Programs whose answers are not what HTTP allows: no other request may get them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cotenant.serving.llm.upstream import Link, Upstream
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
+
+
+class Asked:
+    """One request to the program, and what it got."""
+
+    def __init__(self, upstream: Upstream, text: bytes) -> None:
+        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.status, self.body, self.link = 0, b"", Any
+        upstream.ask(b"POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\n" + text, self, self.begun)
+
+    def begun(self, link: Link) -> bool:
+        self.link = link
+        return True
+
+    def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+
+    def got_body(self, data: bytes) -> None:
+        self.body += data
+
+    def got_end(self) -> None:
+        self.done.set_result("end")
+
+    def got_fault(self, why: str) -> None:
+        self.done.set_result(why)
+
+
+async def program(answer: bytes) -> tuple[asyncio.Server, Upstream]:
+    """A program that answers each request with `answer`, in which TEXTS becomes the request's text."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                text = await reader.readexactly(5)
+                writer.write(answer.replace(b"TEXTS", text))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, Upstream(server.sockets[0].getsockname()[1])
+
+
+def test_a_second_answer_to_one_request_is_dropped_with_its_connection() -> None:
+    """The connection was kept twice, so two requests at a time were sent on it."""
+
+    async def play() -> None:
+        server, upstream = await program(ANSWER + b"TEXTS" + ANSWER + b"OTHER")
+        async with server:
+            for number in range(3):
+                asked = [Asked(upstream, b"%05d" % (10 * number + i)) for i in range(4)]
+                ends = [await asyncio.wait_for(each.done, 60) for each in asked]
+                assert ends == ["end"] * 4
+                assert [each.body for each in asked] == [b"%05d" % (10 * number + i) for i in range(4)]
+                assert len({id(each.link) for each in asked}) == 4
+            assert not upstream._free
+            upstream.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n"])
+def test_a_connection_whose_answer_is_complete_is_used_again(end: bytes) -> None:
+    async def play() -> None:
+        server, upstream = await program(ANSWER + b"TEXTS" + end)
+        async with server:
+            first = Asked(upstream, b"first")
+            await first.done
+            second = Asked(upstream, b"later")
+            await second.done
+            assert (first.body, second.body) == (b"first", b"later")
+            assert first.link is second.link
+            upstream.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", b"no HTTP at all\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nTEXTS\r\nzz\r\n",
+    ],
+)  # fmt: skip
+def test_what_is_not_http_is_a_fault(answer: bytes) -> None:
+    async def play() -> None:
+        server, upstream = await program(answer)
+        async with server:
+            assert await asyncio.wait_for(Asked(upstream, b"texts").done, 60) == "the program's answer is not HTTP/1.1"
+            assert not upstream._free
+            upstream.close()
+
+    asyncio.run(play())
+
+
+def test_an_informational_head_is_not_the_answer() -> None:
+    """The program ends after it, so there is no answer."""
+
+    async def play() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n")
+            await writer.drain()
+            await reader.readexactly(5)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            asked = Asked(Upstream(server.sockets[0].getsockname()[1]), b"texts")
+            assert await asyncio.wait_for(asked.done, 60) == "the program closed the connection"
+
+    asyncio.run(play())
