@@ -24,6 +24,9 @@ async def answer(given: argparse.Namespace, reader: asyncio.StreamReader, writer
         method = head.partition(b" ")[0]
         lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
         body = await reader.readexactly(int(lines.get(b"content-length", b"0")))
+        if method == b"GET" and given.status:
+            writer.write(b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % given.status)
+            continue
         if method == b"GET":
             if given.no_list and b" /health " not in head:
                 writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n")
@@ -96,6 +99,7 @@ async def main() -> None:
     parser.add_argument("--gap", type=float, default=0.0)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--fail")
+    parser.add_argument("--status", type=int, help="status with which a GET is answered")
     parser.add_argument("--no-list", action="store_true", help="as transformers serve 5.17 without a cache of models")
     given = parser.parse_args()
     if given.fail:

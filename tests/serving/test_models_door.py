@@ -193,6 +193,18 @@ def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
         assert it.row("a")["fault"].endswith("no weights here")
 
 
+def test_a_program_that_is_never_ready_says_what_it_answers(tmp_path: Path) -> None:
+    deaf = {"name": "deaf", "memory": "1GiB", "command": "/bin/sh -c 'sleep 600; exit {port}'"}
+    with door(tmp_path, model("a", options="--status 503"), deaf, load_timeout="2s") as it:
+        begun = "is not available: its program could not be started: the program was not ready within 2 s"
+        told = [it.chat(name)[2]["error"]["message"] for name in ("a", "deaf")]
+        assert told[0] == f"a {begun}: it answers GET /v1/models with status 503"
+        assert re.fullmatch(rf"deaf {begun}: nothing answers on port \d+", told[1])
+    with door(tmp_path, model("key", options="--status 401")) as it:
+        told = [it.chat("key")[2]["error"]["message"]]
+        assert told[0].endswith("could not be started: the program demands a key (status 401): start it without one")
+
+
 def test_a_program_that_dies(tmp_path: Path) -> None:
     """Nothing was streamed: tried once more, by a new program. Something was: one sentence, and the stream ends."""
     with door(tmp_path, model("a")) as it:

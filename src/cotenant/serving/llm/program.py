@@ -25,6 +25,7 @@ GRACE_S = 10.0
 # HTTP statuses with which a program that has no list of models answers a GET of /v1/models; 500 comes from
 # `transformers serve` on a machine without a cache of models
 NO_LIST = (404, 405, 500, 501)
+KEY_NEEDED = (401, 403)
 
 
 class Program:
@@ -35,6 +36,7 @@ class Program:
         self.upstream = Upstream(port)
         self.served_as = model.known_name or model.name
         self.ended = asyncio.Event()
+        self._seen = f"nothing answers on port {port}"  # what is known of a program that is not ready
         self._keeper = keeper
         keeper.begin(process.pid)
         self.watch = asyncio.get_running_loop().create_task(self._watch())
@@ -61,7 +63,7 @@ class Program:
             async with asyncio.timeout(within_s):
                 await self._ready()
         except TimeoutError:
-            raise WorkError(f"the program was not ready within {within_s:g} s") from None
+            raise WorkError(f"the program was not ready within {within_s:g} s: {self._seen}") from None
 
     async def _ready(self) -> None:
         every_s = ASK_EVERY_S
@@ -72,6 +74,10 @@ class Program:
             if status == 200:
                 self._named(content)
                 return
+            if status in KEY_NEEDED:
+                raise WorkError(f"the program demands a key (status {status}): start it without one")
+            if status:
+                self._seen = f"it answers GET /v1/models with status {status}"
             if status in NO_LIST and (await self._get(b"/health"))[0] == 200:
                 return
             with contextlib.suppress(TimeoutError):
