@@ -19,6 +19,9 @@ import httptools
 _HEADS = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode() for each in HTTPStatus}
 MOST_HEADERS, MOST_HEADER_BYTES, MOST_URL = 100, 32 << 10, 8 << 10
 PIPELINED = 64
+# After an error that ends the connection, what the client still sends is read and dropped for this long: closed with
+# unread bytes, the connection would be reset, and the client could lose the answer.
+LINGER_S = 10.0
 JSON = b"content-type: application/json\r\n"
 
 
@@ -134,8 +137,8 @@ class Connection(asyncio.Protocol):
     server."""
 
     __slots__ = (
-        "_bytes", "_chunks", "_current", "_header_bytes", "_over", "_paused", "deadline", "front", "parser", "queue",
-        "size", "transport",
+        "_bytes", "_chunks", "_current", "_ended", "_header_bytes", "_lingers", "_over", "_paused", "deadline", "front",
+        "parser", "queue", "size", "transport",
     )  # fmt: skip
 
     def __init__(self, front: HttpFront) -> None:
@@ -146,7 +149,7 @@ class Connection(asyncio.Protocol):
         self._current: Exchange | None = None
         self._chunks: list[bytes] = []
         self.size = self._header_bytes = 0
-        self._over = self._paused = False
+        self._over = self._paused = self._ended = self._lingers = False
 
     # ---- asyncio ----
 
@@ -189,6 +192,9 @@ class Connection(asyncio.Protocol):
         """Called when the client has closed its sending side; it may have given up or may still wait. Requests of this
         connection that have not begun are refused; running ones are answered.
         """
+        if self._current is not None and not self._over:
+            self._ended = True
+            self._bad(400, b"the request ended before its body was complete")
         if not self.queue or self._over:
             return False
         self._over = True
@@ -277,7 +283,7 @@ class Connection(asyncio.Protocol):
             self.front.handler(current)
         except Exception as error:
             self.front.failed(error)
-            current.respond(500, b'{"error":"the server failed on this request"}')
+            current.respond(500, self.front.error_body(500, "the server failed on this request"))
 
     # ---- answers ----
 
@@ -296,7 +302,11 @@ class Connection(asyncio.Protocol):
             if not done.keep_alive:
                 self._over = True
                 queue.clear()
-                self.transport.close()
+                if self._lingers and self.transport.can_write_eof():
+                    self.transport.write_eof()
+                    self.deadline = time.monotonic() + LINGER_S
+                else:
+                    self.transport.close()
                 return
         if not queue:
             self._rest()
@@ -325,8 +335,9 @@ class Connection(asyncio.Protocol):
         if self._over:
             return
         current.keep_alive = False
+        self._lingers = not self._ended
         self.queue.append(current)
-        current.respond(status, b'{"error":"%s"}' % why)
+        current.respond(status, self.front.error_body(status, why.decode()))
         self._over = True
 
     def _too_large(self) -> None:
@@ -342,11 +353,19 @@ class Connection(asyncio.Protocol):
         self._bad(408, b"the request did not arrive in time")
 
 
-class HttpFront:
-    """All HTTP connections of a server."""
+def plain_error(status: int, why: str) -> bytes:
+    """The body of an answer with an error."""
+    return b'{"error":"%s"}' % why.encode()
 
-    def __init__(self, handler: Handler, limits: HttpLimits, failed: Callable[[BaseException], None]) -> None:
-        self.handler, self.limits, self.failed = handler, limits, failed
+
+class HttpFront:
+    """All HTTP connections of a server. `error_body` makes the answers to requests that never reach the handler."""
+
+    def __init__(
+        self, handler: Handler, limits: HttpLimits, failed: Callable[[BaseException], None],
+        error_body: Callable[[int, str], bytes] = plain_error,
+    ) -> None:  # fmt: skip
+        self.handler, self.limits, self.failed, self.error_body = handler, limits, failed, error_body
         self.connections: set[Connection] = set()
         self.refused = 0
         self.draining = False

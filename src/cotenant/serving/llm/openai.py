@@ -52,6 +52,11 @@ class OpenAIError(Exception):
         return JSON + b"retry-after: %d\r\n" % max(1, min(600, round(self.retry_s + 0.49)))
 
 
+def error_body(status: int, why: str) -> bytes:
+    """The answer to a request that is not valid HTTP, or is over a limit."""
+    return OpenAIError(status, why).body
+
+
 def refuse(x: Exchange, error: OpenAIError, request_id: bytes = b"") -> None:
     """Answer a request with an error in OpenAI's form."""
     known = b"x-request-id: %s\r\n" % (request_id or request_id_of(x))

@@ -27,6 +27,7 @@ from cotenant.serving.llm.dispatch import Dispatch
 from cotenant.serving.llm.hosts import AgentHost, Host, PlainHost
 from cotenant.serving.llm.keeper import Keeper
 from cotenant.serving.llm.live import exposition, rows, status
+from cotenant.serving.llm.openai import error_body
 from cotenant.serving.llm.routes import ModelRoutes
 from cotenant.serving.wiring import http_limits
 
@@ -111,7 +112,7 @@ class ModelServer:
             self.dispatch, self.tokens, pages, self._metrics, self.status, self._later,
             None if self.services is None else self.services.routes.handle,
         )  # fmt: skip
-        self.front = HttpFront(routes.handle, self._limits, self._failed)
+        self.front = HttpFront(routes.handle, self._limits, self._failed, error_body)
         closing.callback(self.front.abort)
         spawn(self._tasks, self._seconds())
         if self.host.agent is not None:
