@@ -193,6 +193,23 @@ def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
         assert it.row("a")["fault"].endswith("no weights here")
 
 
+def test_requests_that_the_end_of_the_server_cuts_off_are_told_so(tmp_path: Path) -> None:
+    told = {"message": "the server is shutting down", "type": "server_error", "param": None, "code": "shutting_down"}
+    with contextlib.ExitStack() as closing:
+        with door(tmp_path, model("a")) as it:
+            got = []
+            for body in (chat("a", "hold", stream=True), chat("a", f"until {tmp_path / 'never'}")):
+                connection = closing.enter_context(contextlib.closing(it.connect()))
+                connection.request("POST", "/v1/chat/completions", json.dumps(body))
+                if body.get("stream"):
+                    got.append(connection.getresponse())
+                    assert b"hold 0" in got[0].readline()
+            it.until("a", lambda row: row["open"] == 2)
+        assert events(got[0].read().decode().lstrip())[-1]["error"] == told
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["error"]) == (503, told)
+
+
 def test_a_program_that_is_never_ready_says_what_it_answers(tmp_path: Path) -> None:
     deaf = {"name": "deaf", "memory": "1GiB", "command": "/bin/sh -c 'sleep 600; exit {port}'"}
     with door(tmp_path, model("a", options="--status 503"), deaf, load_timeout="2s") as it:

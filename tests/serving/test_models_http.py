@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -31,7 +31,7 @@ def dispatch(*places: Place) -> Any:
         row = ModelRow(ModelFacts(place.name, 256 * MIB))
         row.place, row.gpu = place, -1 if place is Place.COLD else 0
         models[place.name] = Model(entry, row)
-    return SimpleNamespace(models=models, open=0)
+    return SimpleNamespace(models=models, tickets=set())
 
 
 @pytest.mark.parametrize("place", list(Place))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.background import in_daemon_thread
 from cotenant.core.errors import WorkError
 from cotenant.serving.llm.hosts import AGENT_BACK_S
 
@@ -36,7 +37,7 @@ class AgentWatch:
     async def run(self) -> None:
         """Look once a second, as long as the server runs."""
         while True:
-            self.found(await asyncio.to_thread(self._look), time.monotonic())
+            self.found(await in_daemon_thread(self._look), time.monotonic())
             await asyncio.sleep(LOOK_S)
 
     def _look(self) -> str:

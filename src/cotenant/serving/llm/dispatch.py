@@ -65,7 +65,7 @@ class Dispatch:
             [gpu.memory_bytes for gpu in host.gpus], config.facts(), ModelSettings(idle_s=config.raw.idle), host_bytes
         )
         self.models = {m.name: Model(m, self.policy.rows[m.name]) for m in config.models}
-        self.open = 0
+        self.tickets: set[Ticket] = set()  # the requests that have no answer yet, waiting or running
         self.draining = False
         self._agent_lost = False  # so no model can be started or moved
         self._unreachable = ""  # why requests are refused: the agent has been out of reach for too long
@@ -97,7 +97,7 @@ class Dispatch:
             text = f"{len(model.queue)} requests are already waiting for {ticket.model}"
             raise OpenAIError(429, text, "queue_full", retry_s=max(1.0, wait_s))
         self._notice(model)
-        self.open += 1
+        self.tickets.add(ticket)
         model.queue.append(ticket)
         self.policy.arrived(ticket.model, now_s)
         if not self._pump(model, now_s):
@@ -139,7 +139,7 @@ class Dispatch:
     def over(self, ticket: Ticket, outcome: str) -> None:
         """Called when a request has been answered, or its client has disconnected."""
         model, now_s = self.models[ticket.model], time.monotonic()
-        self.open -= 1
+        self.tickets.discard(ticket)
         model.stats.finished(outcome, ticket.times, None if ticket.streamed else now_s - ticket.arrived_s)
         if outcome == "ok":
             model.failures = 0
@@ -373,14 +373,18 @@ class Dispatch:
     # ---- the end ----
 
     async def drain(self, limit_s: float) -> None:
-        """Accept no more requests; wait at most `limit_s` for the present ones."""
+        """Accept no more requests; wait at most `limit_s` for the present ones, then cut them off."""
         self.draining = True
         deadline = time.monotonic() + limit_s
-        while self.open and time.monotonic() < deadline:
+        while self.tickets and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
-        for model in self.models.values():
-            for ticket in list(model.queue):
-                ticket.fail(OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0), "failed")
+        self.cut()
+        await asyncio.sleep(DRAIN_POLL_S)  # until the answers are sent
+
+    def cut(self) -> None:
+        """Answer all requests that have no answer yet with an error; a stream that has begun ends with it."""
+        for ticket in list(self.tickets):
+            ticket.fail(OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0), "failed")
 
     async def close(self) -> None:
         """Stop all programs."""

@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.tenants.host_memory import available_bytes, total_bytes
 from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
+from cotenant.core.background import in_daemon_thread
 from cotenant.core.errors import InputError, LostServerError, NothingToDoError, TakenNameError, WorkError
 from cotenant.core.folders import agent_folder
 from cotenant.core.temporary import temporary_folder
@@ -143,7 +143,6 @@ class AgentHost:
         self._own: asyncio.subprocess.Process | None = None
         self._closing = contextlib.ExitStack()
         self._watch: asyncio.Task[None] | None = None
-        self._threads = ThreadPoolExecutor(16, thread_name_prefix="agent-orders")
         self.gpus: list[GpuRoom] = []
         self._all_fit = False
 
@@ -362,7 +361,7 @@ class AgentHost:
             return client.call(op)
 
     async def _in_thread(self, work: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await in_daemon_thread(work)  # an agent that does not answer must not hold up the end of this process
 
     async def close(self) -> None:
         if self._watch is not None:
@@ -375,7 +374,6 @@ class AgentHost:
             except TimeoutError:
                 LOG.warning("the agent did not end: killing it")
             self._keeper.ended(self._own.pid)
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._closing.close()
 
 

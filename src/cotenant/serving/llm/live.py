@@ -46,7 +46,7 @@ def status(dispatch: Dispatch, gpus: list[GpuRoom], started_s: float) -> dict[st
     """The answer of GET /cotenant/status."""
     rows = [model_row(model, gpus) for model in dispatch.models.values()]
     return {
-        "uptime_s": time.monotonic() - started_s, "in_flight": dispatch.open, "models": rows,
+        "uptime_s": time.monotonic() - started_s, "in_flight": len(dispatch.tickets), "models": rows,
         "gpus": [{"index": g.index, "memory_bytes": g.memory_bytes, "used_bytes": _used(rows, g.index)} for g in gpus],
     }  # fmt: skip
 
