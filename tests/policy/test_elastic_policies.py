@@ -7,8 +7,17 @@ import itertools
 import numpy as np
 import pytest
 
+from cotenant.policy.elastic import sia
 from cotenant.policy.elastic.gavel import Gavel, allocate, rates_by_model, serve_round
-from cotenant.policy.elastic.sia import WAITING, Sia, choose_by_prices, choose_exactly, values, worth
+from cotenant.policy.elastic.sia import (
+    WAITING,
+    Sia,
+    choose_by_prices,
+    choose_by_tables,
+    choose_exactly,
+    values,
+    worth,
+)
 from cotenant.policy.elastic.view import NONE, Configurations, View, rigid
 
 
@@ -155,8 +164,21 @@ def test_sia_is_the_best_of_all_choices(seed: int) -> None:
     solved = choose_exactly(value, view, start, 10.0)
     assert solved.proven
     assert worth(value, solved.config) == pytest.approx(best, rel=2e-4)
+    by_tables = choose_by_tables(value, view.options.gpu, view.options.count, view.options.capacity)
+    assert worth(value, by_tables) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("cells", [0, 10**9])
+@pytest.mark.parametrize("seed", range(4))
+def test_sia_keeps_capacity_and_gap_by_both_ways(monkeypatch: pytest.MonkeyPatch, seed: int, cells: int) -> None:
+    monkeypatch.setattr(sia, "CELLS", cells)
+    view = random_case(seed, 40)
     policy = Sia(exact=True, limit_s=10.0)
-    assert worth(value, policy.decide(view).config) == pytest.approx(best, rel=2e-4)
+    config = policy.decide(view).config
+    chosen = config[config >= 0]
+    load = np.bincount(view.options.gpu[chosen], view.options.count[chosen], minlength=2)
+    assert (load <= view.options.capacity).all()
+    assert worth(values(view), config) == pytest.approx(best_value(view), rel=2e-4)
     assert policy.worst_gap <= 2e-4
 
 

@@ -45,11 +45,11 @@ ELASTIC: dict[str, Entry] = {
         lambda _: Gavel("agnostic"), 360.0, "gavel", True,
     ),
     "sia": Entry(
-        "GPU model and number of GPUs of each job by goodput, a mixed-integer program (Sia)",
+        "GPU model and number of GPUs of each job by goodput, the optimum (Sia)",
         lambda s: Sia(True, s), 60.0, "sia", False,
     ),
     "sia-fast": Entry(
-        "Sia's objective, approximated with prices of the GPU models, for over 100 jobs; states the gap",
+        "Sia's objective, approximated with prices of the GPU models, for hundreds of GPUs; states the gap",
         lambda s: Sia(False, s), 60.0, "sia", False,
     ),
     "pollux": Entry(

@@ -1,8 +1,8 @@
 """Sia (SOSP 2023): chooses one configuration (GPU model and number of GPUs) for each job, optimising the sum of powers
 of normalised goodputs.
 
-There are two solvers for this objective: a mixed-integer program, and prices on the GPU models (Lagrangian relaxation),
-which also give a bound on the distance from the optimum.
+There are three solvers for this objective: dynamic programming on clusters of few GPUs, a mixed-integer program, and
+prices on the GPU models (Lagrangian relaxation), which also give a bound on the distance from the optimum.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ WAITING = 1.1  #: lambda: cost of a waiting job; a job in its slowest configurat
 GROWTH = 2  #: factor by which a job's largest number of GPUs may grow in one decision
 STEPS = 48  # number of steps in which the prices of the GPU models are adjusted
 LOOKS = 8  # the solver tries to build a feasible choice once in this many steps
+#: the dynamic program is used up to this number of configurations of all jobs x ways to leave GPUs free; above it the
+#: mixed-integer program is faster
+CELLS = 4_000_000
 
 
 def values(view: View) -> Floats:
@@ -56,8 +59,8 @@ def restart_factor(view: View) -> Floats:
 
 @dataclass
 class Sia(ElasticPolicy):
-    """The Sia policy. `exact`: solve the mixed-integer program, with the time limit `limit_s` for each decision;
-    otherwise use prices only.
+    """The Sia policy. `exact`: find the optimum, by dynamic programming or by the mixed-integer program, which has the
+    time limit `limit_s` for each decision; otherwise use prices only.
     """
 
     exact: bool = True
@@ -67,7 +70,10 @@ class Sia(ElasticPolicy):
 
     def decide(self, view: View) -> Decision:
         """Choose the configuration (GPU model and number of GPUs) of every job."""
-        value = values(view)
+        value, options = values(view), view.options
+        if self.exact and count_cells(value, options.capacity) <= CELLS:
+            self.solves += 1
+            return Decision(choose_by_tables(value, options.gpu, options.count, options.capacity))
         by_prices, bound = choose_by_prices(value, view.options.gpu, view.options.count, view.options.capacity)
         config, reached = by_prices, worth(value, by_prices)
         if self.exact and bound > reached * (1 + 1e-9):
@@ -126,6 +132,51 @@ def choose_exactly(value: Floats, view: View, start: Ints, limit_s: float) -> So
     taken = solution.x > 0.5
     config[rows[taken]] = columns[taken]
     return Solved(config, solution.bound, solution.status == "optimal")
+
+
+def count_cells(value: Floats, capacity: Ints) -> int:
+    """Return the number of steps that `choose_by_tables` takes."""
+    return int(np.count_nonzero(value > 0)) * int(np.prod(capacity + 1))
+
+
+def choose_by_tables(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> Ints:
+    """Return the choice with the largest sum of values, by dynamic programming.
+
+    After job j, best[f] is the largest sum over the jobs up to j with at most f[g] GPUs of each model g.
+    """
+    jobs, shape = len(value), tuple((capacity + 1).tolist())
+    best = np.zeros(shape)
+    picks = np.full((jobs, *shape), NONE, np.int16)
+    for job in range(jobs):
+        before, best = best, best.copy()
+        for c in _useful(value[job], gpu, count):
+            g, n = int(gpu[c]), int(count[c])
+            if n > capacity[g]:
+                continue
+            to, from_ = (tuple(slice(a, b) if i == g else slice(None) for i in range(len(shape)))
+                         for a, b in ((n, None), (0, -n)))  # fmt: skip
+            sum_ = before[from_] + value[job, c]
+            better = sum_ > best[to]
+            np.copyto(best[to], sum_, where=better)
+            picks[job][to][better] = c
+    config, free = np.full(jobs, NONE), capacity.copy()
+    for job in range(jobs - 1, -1, -1):
+        c = int(picks[(job, *free.tolist())])
+        if c != NONE:
+            config[job] = c
+            free[gpu[c]] -= count[c]
+    return config
+
+
+def _useful(value: Floats, gpu: Ints, count: Ints) -> list[int]:
+    """Return the configurations that are worth more than waiting, and more than fewer GPUs of their model."""
+    found: list[int] = []
+    most: dict[int, float] = {}
+    for c in sorted(np.flatnonzero(value > 0).tolist(), key=lambda c: (count[c], -value[c])):
+        if value[c] > most.get(int(gpu[c]), 0.0):
+            most[int(gpu[c])] = float(value[c])
+            found.append(c)
+    return found
 
 
 def choose_by_prices(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> tuple[Ints, float]:
