@@ -84,6 +84,19 @@ def test_fitting_keeps_the_shape() -> None:
     assert fit_to(times, None, 5.0) == pytest.approx([0, 1, 4])
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        ("2024-05-10 00:00:00.500000+00:00", "2024-05-10 00:00:02+00:00"),
+        ("2024-10-15T12:00:00.250Z", "2024-10-15T12:00:01.750Z"),
+    ],
+)
+def test_azure_s_later_traces_have_zones(tmp_path: Path, times: tuple[str, str]) -> None:
+    path = tmp_path / "later.csv"
+    path.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *(f"{time},1,2" for time in times), "")))
+    assert read_requests("azure-llm", path).times_s.tolist() == pytest.approx([0.0, 1.5])
+
+
 def test_azure(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(

@@ -46,6 +46,51 @@ def test_azure_has_seven_digits_in_2023_and_zones_in_2024(tmp_path: Path) -> Non
         read_tokens(f"azure-llm:{path}")
 
 
+def test_azure_s_images_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text(
+        "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15T12:00:00.250Z,0,770,491\n"
+        "2024-10-15T12:00:05.750Z,1,949,126\n2024-10-15T12:00:05.750Z,16,4564,0\n2024-10-15T12:00:06.250Z,2,,7\n"
+    )
+    found = read_tokens(f"azure-lmm:{path}")
+    assert rows(found) == [(0.0, "", 770, 491), (5.5, "", 949, 126)]
+    assert found.left_out == {"without token counts": 1, "without an answer": 1}
+    assert any(remark.startswith("3 of 4 requests have 19 images") for remark in found.remarks)
+    with pytest.raises(InputError, match=r"it looks like azure-lmm:.*m\.csv"):
+        read_tokens(f"azure-llm:{path}")
+    path.write_text("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15T12:00:00.250Z,-1,770,491\n")
+    with pytest.raises(InputError, match=r"m\.csv, line 2, field NumImages"):
+        read_tokens(f"azure-lmm:{path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fits"),
+    [
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n", "azure-llm:"),
+        ("b.csv", "Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,472,18\n", "burstgpt:"),
+        ("c.csv", "time_s,prompt_tokens,output_tokens\n0,1,1\n", "native:"),
+        ("m.jsonl", '{"timestamp": 0, "input_length": 3, "output_length": 2, "hash_ids": [1]}\n', "mooncake:"),
+        ("s.jsonl", '{"session": "a", "turns": []}\n', "copilot:"),
+        ("j.csv", "id,arrival_s,gpus,duration_s\na,0,1,5\n", "a trace of training jobs, native:"),
+    ],
+)
+def test_the_format_that_fits_is_named(tmp_path: Path, name: str, text: str, fits: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    for form in FORMATS:
+        if f"{form}:" != fits:
+            with pytest.raises(InputError) as caught:
+                read_tokens(f"{form}:{path}")
+            assert caught.value.message == f"the file is not in the {form} format; it looks like {fits}{path}"
+
+
+def test_clients_read_as_requests_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "chunk-0-trace.csv").write_text("0,1,1\n")
+    with pytest.raises(InputError, match="looks like servegen:"):
+        read_tokens(f"burstgpt:{tmp_path}")
+
+
 def test_burstgpt_s_failed_requests_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "b.csv"
     path.write_text(

@@ -19,6 +19,7 @@ SIGNS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset(("name", "time", "application", "num_replicas")), "sia:"),
     (frozenset(("job_id", "num_gpus", "submit_time", "duration")), "blox:"),
     (frozenset(("arrival_s", "num_iters", "launch_s")), "miso:"),
+    (frozenset(("TIMESTAMP", "NumImages", "ContextTokens")), "--serving MODELS.yaml --trace azure-lmm:"),
     (frozenset(("TIMESTAMP", "ContextTokens", "GeneratedTokens")), "--serving MODELS.yaml --trace azure-llm:"),
     (frozenset(("Timestamp", "Request tokens", "Response tokens")), "--serving MODELS.yaml --trace burstgpt:"),
     (frozenset(("sn", "cpu_milli", "memory_mib", "gpu", "model")), "--cluster openb:"),

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import polars as pl
 
+from cotenant.core.errors import InputError
 from cotenant.workloads.llm.trace import MAX_TOKENS, TokenOptions, TokenTrace, make_trace
+from cotenant.workloads.table import Table
 from cotenant.workloads.table_files import read_csv
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+IMAGES = "NumImages"  # the further column of the trace of 2025
 
 
 def read(path: str, options: TokenOptions) -> TokenTrace:
     """Read the requests of one file."""
     table = read_csv(path, COLUMNS)
     table.require(*COLUMNS)
+    if IMAGES in table.header:
+        raise InputError(f"the trace has a column {IMAGES}", file=path, line=1)
+    return requests(f"azure-llm:{path}", table, options)
+
+
+def requests(source: str, table: Table, options: TokenOptions) -> TokenTrace:
+    """Make the trace of the rows of a table with `COLUMNS`, those with token counts."""
     empty = table.empty("ContextTokens") | table.empty("GeneratedTokens")
     table.leave_out(empty, "without token counts")
     written = pl.Series(table.texts("TIMESTAMP").tolist(), dtype=pl.String)
@@ -27,6 +37,6 @@ def read(path: str, options: TokenOptions) -> TokenTrace:
     prompt, output = (table.numbers(name, least=0, most=MAX_TOKENS) for name in COLUMNS[1:])
     seconds = times.dt.epoch("ns").to_numpy().astype("int64")
     return make_trace(
-        f"azure-llm:{path}", (seconds - seconds.min()) / 1e9, None, prompt, output, left_out=table.left_out,
+        source, (seconds - seconds.min()) / 1e9, None, prompt, output, left_out=table.left_out,
         remarks=table.remarks, options=options,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Readers of arrival times of recorded requests. Errors name file and line.
 
-azure-llm    CSV with TIMESTAMP (date, time, up to seven fractional digits)
+azure-llm    CSV with TIMESTAMP (date, time, up to seven fractional digits), also that of azure-lmm
 mooncake     one JSON object per line, `timestamp` in ms
 servegen     windows of a client (start s, rate, CV, ...) as CSV, or a tar of such files; requests of all clients are
              drawn with gamma gaps of each window's rate and CV
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +27,7 @@ from cotenant.workloads import servegen
 from cotenant.workloads.requests.arrivals import MAX_REQUESTS, Arrivals
 
 WRAP_S = 60.0
+ZONE = re.compile(r"(Z|\+00:00)$")
 FORMATS = ("azure-llm", "mooncake", "servegen", "disb", "offsets-ms")
 
 
@@ -90,8 +92,8 @@ def _azure(path: Path) -> Iterator[float]:
     for number, line in lines:
         cells = line.split(",")
         try:
-            whole, _, fraction = cells[column].partition(".")
-            # the time zone is ignored, because only differences of times are used
+            # the zone of a file is the same in all rows, and only differences of times are used
+            whole, _, fraction = ZONE.sub("", cells[column].strip()).partition(".")
             seconds = (datetime.fromisoformat(whole) - datetime(2000, 1, 1)).total_seconds()
             yield seconds + (float("0." + fraction) if fraction else 0.0)
         except (ValueError, IndexError, TypeError):
