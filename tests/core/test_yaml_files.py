@@ -67,7 +67,7 @@ def test_a_switch_is_no_number() -> None:
         gpus: Literal["all"] | list[int] = "all"
 
     for row in ({"rate": True}, {"rate": 1.0, "most": False}):
-        with pytest.raises(InputError, match=r"(true|false) is not a number"):
+        with pytest.raises(InputError, match=r"^field (rate|most): (true|false) is not a number$"):
             check(Limits, row)
     assert check(Limits, {"rate": 2, "on": True}).on
 

@@ -60,6 +60,13 @@ def test_the_end_of_a_pipeline_does_not_make_a_stopped_job_successful(node: Node
     assert (ended["code"], ended["asked"], ended["killed"]) == (143, "stop", False)
 
 
+def test_a_stop_reaches_the_program_of_a_launcher_in_a_session_of_its_own(node: Node) -> None:
+    """The launcher dies of SIGTERM and leaves the program."""
+    start = f"import subprocess; subprocess.Popen(['{PYTHON}', 'program.py'], start_new_session=True).wait()"
+    ended = stopped_behind(node, f'exec {PYTHON} -c "{start}"')
+    assert (ended["code"], ended["asked"], ended["killed"]) == (75, "stop", False)
+
+
 def stopped_behind(node: Node, wrapper: str) -> Any:
     """Stop a program that saves its state behind a shell; returns how the job ended."""
     (node.folder / "program.py").write_text(

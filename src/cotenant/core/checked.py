@@ -101,6 +101,8 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
     if first["type"] == "unknown":
         where.append(str(context["key"]).strip("'"))
         text = first["msg"]
+    elif first["type"] == "number":
+        text = first["msg"]
     elif first["type"] == "value_error":
         inner = cause.args[0] if cause is not None and cause.args else first["msg"]
         text = inner.message if isinstance(inner, InputError) else str(inner)
@@ -117,5 +119,5 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

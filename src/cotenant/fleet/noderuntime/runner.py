@@ -53,7 +53,7 @@ class Runner:
         self.asked = ""
         self.deadline_ns = 0  # time at which all remaining processes get SIGKILL
         self.shells: set[int] = set()  # pids of ranks that were shells when the job was asked to stop
-        self.below: dict[int, int] = {}  # pid of each process behind such a shell -> rank
+        self.below: dict[int, int] = {}  # pid of each process behind a rank's first -> rank
         # pids of processes that read what others of the job print, and the time at which each gets SIGTERM (0: the
         # others have not ended)
         self.readers: dict[int, int] = {}
@@ -221,7 +221,7 @@ class Runner:
         if self.agent is not None:
             self.agent.wake()
         self.shells = {pid for pid in self.ranks if _is_shell(pid)}
-        self.below = {pid: self.ranks[shell] for shell in self.shells for pid in limits.descendants(shell)}
+        self.below = {pid: rank for first, rank in self.ranks.items() for pid in limits.descendants(first)}
         self.remind_ns = (now_ns + self.deadline_ns) // 2 if self.shells else 0
         for pid in self.ranks:
             _end(pid)
