@@ -210,6 +210,22 @@ def test_requests_that_the_end_of_the_server_cuts_off_are_told_so(tmp_path: Path
         assert (answer.status, json.loads(answer.read())["error"]) == (503, told)
 
 
+def test_a_program_that_hangs_makes_room_for_others(tmp_path: Path) -> None:
+    with door(tmp_path, model("a", 6), model("b", 6), answer_timeout="1s") as it:
+        answers: list[Any] = []
+        bodies = (chat("a", f"until {tmp_path / 'never'}"), chat("a", "hold", stream=True), chat("b"))
+        threads = [threading.Thread(target=lambda body=body: answers.append(it.ask(body))) for body in bodies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        found = {status: content for status, _, content in answers if isinstance(content, dict)}
+        told = "the program of a has sent nothing of this answer for 1 s"
+        assert (found[504]["error"]["message"], found[200]["text"]) == (told, "b hello")
+        (streamed,) = [content for _, _, content in answers if isinstance(content, str)]
+        assert events(streamed)[-1]["error"]["message"] == told
+
+
 def test_a_program_that_is_never_ready_says_what_it_answers(tmp_path: Path) -> None:
     deaf = {"name": "deaf", "memory": "1GiB", "command": "/bin/sh -c 'sleep 600; exit {port}'"}
     with door(tmp_path, model("a", options="--status 503"), deaf, load_timeout="2s") as it:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cotenant.serving.llm import tickets
 from cotenant.serving.llm.upstream import Link, Upstream
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
@@ -121,3 +124,13 @@ def test_an_informational_head_is_not_the_answer() -> None:
             assert await asyncio.wait_for(asked.done, 60) == "the program closed the connection"
 
     asyncio.run(play())
+
+
+def test_each_part_of_an_answer_gives_its_program_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(tickets, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    ticket = tickets.Ticket(SimpleNamespace(body=b"", headers={}), "a", print, print)  # type: ignore[arg-type]
+    assert ticket.heard_s == math.inf
+    for now_s[0] in (105.0, 110.0):
+        ticket.got_body(b"part")
+        assert ticket.heard_s == now_s[0]

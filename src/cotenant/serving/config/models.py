@@ -108,6 +108,9 @@ class ModelsFile(BaseModel):
     starts may reserve this much, or half of the available memory if that is more."""
     load_timeout: Seconds = Field(default=600.0, gt=0)
     """How long a program may take to start."""
+    answer_timeout: Seconds = Field(default=600.0, gt=0)
+    """How long a program may send nothing of an answer. Then the request fails, so that a program that hangs does not
+    keep its GPU for ever."""
     idle: Seconds = Field(default=10.0, ge=0)
     """How long a model must be idle before a model of a lower class or priority can replace it on its GPU."""
 

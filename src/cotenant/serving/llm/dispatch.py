@@ -9,20 +9,19 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from cotenant.core.background import spawn
 from cotenant.core.errors import InputError, LostServerError, NoHostMemoryError, NothingToDoError, WorkError
-from cotenant.policy.residency import Action, Do, ModelResidency, ModelRow, ModelSettings, Place
-from cotenant.serving.config.models import ModelEntry, ModelsConfig
+from cotenant.policy.residency import Action, Do, ModelResidency, ModelSettings, Place
+from cotenant.serving.config.models import ModelsConfig
 from cotenant.serving.llm.hosts import Host
 from cotenant.serving.llm.keeper import Keeper
+from cotenant.serving.llm.model import Model
 from cotenant.serving.llm.openai import OpenAIError
 from cotenant.serving.llm.program import Program, launch
-from cotenant.serving.llm.stats import ModelStats
 from cotenant.serving.llm.tickets import Ticket
 
 LOG = logging.getLogger(__name__)
@@ -35,22 +34,6 @@ AGENT_RETRY_S = 5.0
 MOVE_TRIES = 3
 ORDER_AGAIN_S = 0.2
 DRAIN_POLL_S = 0.02
-
-
-class Model:
-    """One language model: its queue of requests, its program, its counters."""
-
-    __slots__ = ("acting", "entry", "failures", "fault", "moves_failed", "program", "queue", "row", "stats")
-
-    def __init__(self, entry: ModelEntry, row: ModelRow) -> None:
-        self.entry, self.row = entry, row
-        self.queue: deque[Ticket] = deque()
-        self.program: Program | None = None
-        self.stats = ModelStats()
-        self.failures = self.moves_failed = 0
-        self.fault = ""  # why the model is unavailable; empty if it is available
-        # held by the action in progress: an order about a program that has ended must not reach the program's next run
-        self.acting = asyncio.Lock()
 
 
 class Dispatch:
@@ -168,6 +151,14 @@ class Dispatch:
             self._refuse_all(model)
         elif not self._pump(model, now_s):
             self.turn()
+
+    def look(self) -> None:
+        """Give up requests whose programs have sent nothing for too long. Called once a second."""
+        most_s = self.config.raw.answer_timeout
+        late_s = time.monotonic() - most_s
+        for ticket in [t for t in self.tickets if t.running and t.heard_s < late_s]:
+            text = f"the program of {ticket.model} has sent nothing of this answer for {most_s:g} s"
+            ticket.fail(OpenAIError(504, text, "program_silent"), "failed")
 
     # ---- decisions ----
 

@@ -142,6 +142,7 @@ class ModelServer:
         while True:
             await asyncio.sleep(1.0)
             self.front.sweep()
+            self.dispatch.look()
 
     async def _rows(self) -> AsyncIterator[Row]:
         async for row in rows(self.dispatch, self.host.gpus, self.http_url, self.decisions, self._agent_fault()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 
@@ -33,8 +34,8 @@ class Ticket:
 
     __slots__ = (
         "_again", "_events", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts", "_program",
-        "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "model", "request_id", "streamed",
-        "tries", "x",
+        "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "heard_s", "model", "request_id",
+        "streamed", "tries", "x",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +46,7 @@ class Ticket:
         self.request_id = request_id_of(x)
         self.arrived_s = time.monotonic()
         self.began_s: float | None = None
+        self.heard_s = math.inf  # when the program last sent a part of the answer, or got the request
         self.tries = 0
         self.done = self.streamed = False
         self._program: Program | None = None
@@ -70,7 +72,7 @@ class Ticket:
         """Send the request to a program; `fresh`: on a new connection."""
         self._program = program
         self.tries += 1
-        self.began_s = time.monotonic()
+        self.began_s = self.heard_s = time.monotonic()
         body, self._renamed = self.body, None
         if program.served_as != self.model:
             body = orjson.dumps(orjson.loads(body) | {"model": program.served_as})
@@ -114,10 +116,10 @@ class Ticket:
                 self.fail(OpenAIError(400, "a stream cannot be pipelined", "pipelined"), "failed")
 
     def got_body(self, data: bytes) -> None:
+        now_s = self.heard_s = time.monotonic()
         if not self.streamed:
             self._parts.append(data)
             return
-        now_s = time.monotonic()
         if not self._first_s:
             self._first_s = now_s
         # each event has one token; the event DONE is not counted, since it comes together with the last token
