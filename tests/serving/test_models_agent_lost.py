@@ -44,6 +44,33 @@ def test_each_change_is_told_once_and_requests_are_refused_after_a_while(tmp_pat
     assert lost == [True, False, True, False]
 
 
+def test_another_agent_of_the_gpus_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other: dict[str, Any] = {"pid": 7, "text": "GPU 0: managed by this agent and by another one"}
+    answer: dict[str, Any] = {"tenants": [], "agent": {"other_agents": [other]}}
+
+    class Client:
+        def __init__(self, folder: Path, timeout_s: float) -> None:
+            assert folder == tmp_path
+
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing to close."""
+
+        def call(self, op: str) -> dict[str, Any]:
+            assert op == "list"
+            return answer
+
+    monkeypatch.setattr(agent_watch, "ControlClient", Client)
+    told: list[str] = []
+    watch = AgentWatch(tmp_path, told.append, lambda lost: None, lambda why, lasting: None)
+    for others in ([other], [other], [], [other]):
+        answer["agent"]["other_agents"] = others
+        watch.found(watch._look(), 0.0)
+    assert told == [f"{other['text']}; `cotenant serve --dir DIR` uses the agent in DIR"] * 2, "again when it is back"
+
+
 class Lost(PlainHost):
     """A host that has an agent."""
 

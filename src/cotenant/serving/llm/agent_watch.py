@@ -1,5 +1,5 @@
-"""Watches whether the agent whose tenants the models' programs are can be reached, and which of these programs would
-continue without it."""
+"""Watches whether the agent whose tenants the models' programs are can be reached, which of these programs would
+continue without it, and whether another agent manages the same GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWER_WITHIN_S = 10.0  # an agent that accepts a connection and does not answer
 
 
 class AgentWatch:
-    """Reports when the agent can no longer be reached, and when it is back."""
+    """Reports when the agent can no longer be reached, when it is back, and other agents of its GPUs."""
 
     def __init__(
         self, folder: Path, tell: Callable[[str], None], lost: Callable[[bool], None],
@@ -31,6 +31,9 @@ class AgentWatch:
         self._folder, self._tell, self._lost, self._refuse = folder, tell, lost, refuse
         self.fault = ""  # why the agent cannot be reached; empty if it can
         self._lasting: frozenset[str] = frozenset()  # the tenants whose programs use the GPU without an agent
+        # other agents that manage the same GPUs: those that the last look found, and those that were told
+        self._others: dict[int, str] = {}
+        self._told: dict[int, str] = {}
         self._lost_s = 0.0
         self._refusing = False
 
@@ -43,14 +46,19 @@ class AgentWatch:
     def _look(self) -> str:
         try:
             with ControlClient(self._folder, timeout_s=ANSWER_WITHIN_S) as client:
-                tenants = client.call("list")["tenants"]
+                answer = client.call("list")
         except WorkError:
             return f"the agent in {self._folder} cannot be reached"
-        self._lasting = frozenset(tenant["name"] for tenant in tenants if tenant.get("fail") == "open")
+        self._lasting = frozenset(tenant["name"] for tenant in answer["tenants"] if tenant.get("fail") == "open")
+        self._others = {other["pid"]: other["text"] for other in answer.get("agent", {}).get("other_agents", ())}
         return ""
 
     def found(self, fault: str, now_s: float) -> None:
         """Take the result of a look."""
+        for pid, text in self._others.items():
+            if pid not in self._told:
+                self._tell(f"{text}; `cotenant serve --dir DIR` uses the agent in DIR")
+        self._told = self._others
         if fault and not self.fault:
             self._lost_s = now_s
             self._tell(f"{fault}: requests wait at most {AGENT_BACK_S:.0f} s for it, then they are refused")
