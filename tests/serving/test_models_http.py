@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +66,18 @@ def test_a_body_that_is_shorter_than_announced(one: Door) -> None:
     data = json.dumps(chat("a")).encode()
     told = error(400, "the request ended before its body was complete")
     assert asked(one, POST + b"content-length: %d\r\n\r\n" % (len(data) + 1) + data, ends=True) == told
+
+
+def test_the_server_as_a_whole_takes_so_many_requests(tmp_path: Path) -> None:
+    listen = {"http": "127.0.0.1:0", "max_in_flight": 1}
+    with door(tmp_path, model("a"), model("b/c"), model("b_c"), listen=listen) as it:
+        with contextlib.closing(it.connect()) as connection:
+            connection.request("POST", "/v1/chat/completions", json.dumps(chat("a", "hold", stream=True)))
+            assert connection.getresponse().readline()
+            status, headers, content = it.chat("b_c")
+            assert (status, content["error"]["message"]) == (429, "the server has 1 request in flight already")
+            assert (content["error"]["code"], int(headers["retry-after"])) == ("server_full", 1)
+            assert it.row("b_c")["outcomes"] == {"full": 1}
+        it.until("a", lambda row: row["open"] == 0)
+        assert [it.chat(name)[0] for name in ("b/c", "b_c")] == [200, 200]
+        assert [path.name for path in sorted(it.logs.iterdir())] == ["a.log", "b%2Fc.log", "b_c.log"]

@@ -302,9 +302,10 @@ class Connection(asyncio.Protocol):
             if not done.keep_alive:
                 self._over = True
                 queue.clear()
-                if self._lingers and self.transport.can_write_eof():
-                    self.transport.write_eof()
+                if self._lingers:
                     self.deadline = time.monotonic() + LINGER_S
+                    if self.transport.can_write_eof():  # not with TLS: the client knows the length of the answer
+                        self.transport.write_eof()
                 else:
                     self.transport.close()
                 return

@@ -74,6 +74,10 @@ class Dispatch:
             wait_s = model.row.not_before_s - now_s
             text = f"{ticket.model} is not available: {model.fault}"
             raise OpenAIError(503, text, "model_unavailable", retry_s=wait_s)
+        if (count := len(self.tickets)) >= self.config.raw.listen.max_in_flight:
+            model.stats.outcomes["full"] += 1
+            text = f"the server has {count} request{'s' * (count != 1)} in flight already"
+            raise OpenAIError(429, text, "server_full", retry_s=1.0)
         if len(model.queue) >= model.entry.max_queue:
             model.stats.outcomes["full"] += 1
             wait_s = self.policy.wait_s(ticket.model, now_s)

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from cotenant.core.errors import WorkError
 from cotenant.serving.config.models import PORT, ModelEntry
@@ -158,7 +159,7 @@ async def launch(
     while port in taken:
         port = free_port()
     command = [word.replace(PORT, str(port)) for word in shlex.split(model.command)]
-    log = logs / f"{model.name.replace('/', '_')}.log"
+    log = logs / f"{quote(model.name, safe='')}.log"
     process: Any = await host.spawn(model, gpu, command, log)
     return Program(model, process, port, keeper, log)
 
