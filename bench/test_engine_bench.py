@@ -176,14 +176,25 @@ def processor_time(trace: Trace, cluster: Cluster, policy: JobPolicy, options: E
     return record, time.process_time() - begun[0]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_time_grows_with_rounds_times_active_jobs(ordering: str) -> None:
+POLICIES = [
+    *(JobPolicy(ordering, "tune") for ordering in ORDERINGS),
+    JobPolicy("fifo", "proportional"), JobPolicy("fifo", "greedy"),
+    JobPolicy("fifo", "tune", "consolidate"), JobPolicy("fifo", "tune", "spread"),
+    JobPolicy("fifo", "tune", sticky=True), JobPolicy("fifo", "optimal"),
+]  # fmt: skip
+SIZES = (1000, 2000, 4000, 8000, 16000)
+POINTS = [*((jobs, 16) for jobs in SIZES), *((jobs, jobs // 1000 * 16) for jobs in SIZES[1:])]
+FEW_POINTS = [(500, 16), (1000, 16), (2000, 16), (2000, 32), (4000, 64)]  # an integer program in most rounds
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", POLICIES, ids=JobPolicy.label)
+def test_time_grows_with_rounds_times_active_jobs(policy: JobPolicy) -> None:
     """More rounds on the same cluster, then more jobs at once on larger ones. Near-linear: the exponent of the best
     power law of processor time over rounds x unfinished jobs."""
-    policy, options = JobPolicy(ordering, "tune"), EngineOptions(record_placements=False)
+    options, name = EngineOptions(record_placements=False), policy.label()
     points = []
-    for jobs, count in [(1000, 16), (2000, 16), (4000, 16), (8000, 16), (16000, 16),
-                        (2000, 32), (4000, 64), (8000, 128), (16000, 256)]:  # fmt: skip
+    for jobs, count in FEW_POINTS if policy.allotment == "optimal" else POINTS:
         trace = trace_of(jobs, 8 * count)
         runs = [processor_time(trace, nodes(count), policy, options) for _ in range(3)]
         record, engine_s = min(runs, key=lambda run: run[1])
@@ -192,10 +203,10 @@ def test_time_grows_with_rounds_times_active_jobs(ordering: str) -> None:
     exponent = float(np.polyfit(np.log(works), np.log(seconds), 1)[0])
     per_job = ", ".join(f"{s / w * 1e9:.0f}" for w, s in sorted(points))
     print(
-        f"\ngrowth, {ordering} + tune, rounds x unfinished jobs from {works.min():,.0f} to {works.max():,.0f}: "
-        f"exponent {exponent:.2f}; ns per job and round: {per_job}   [{COMMAND} 'grows and {ordering}']"
+        f"\ngrowth, {name}, rounds x unfinished jobs from {works.min():,.0f} to {works.max():,.0f}: "
+        f"exponent {exponent:.2f}; ns per job and round: {per_job}   [{COMMAND} grows]"
     )
-    if "BENCH_GROWTH" in os.environ and ordering == "fifo":
+    if "BENCH_GROWTH" in os.environ and name == "fifo + tune":
         lines = ["rounds_x_jobs,engine_s", *(f"{w},{s:.6f}" for w, s in sorted(points))]
         Path(os.environ["BENCH_GROWTH"]).write_text("\n".join(lines) + "\n")
     # 1 means linear and 2 quadratic growth; the limit is wide because measurements vary on a busy machine

@@ -16,9 +16,11 @@ import pytest
 from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.gpus import find_gpu
 from cotenant.core.metrics.summary import summarise
-from cotenant.core.mig import Geometry, geometry, maximal_multisets
+from cotenant.core.mig import Geometry, geometry, maximal_multisets, parse_layout
+from cotenant.core.work import Jobs, Trace
 from cotenant.policy.mig.decide import PartitionRules
 from cotenant.policy.mig.optimizer import best_partition
+from cotenant.profiles.mig.workloads import workloads
 from cotenant.sim.mig.run import best_static, run_partition
 from cotenant.workloads.jobs.miso import read
 from cotenant.workloads.trace_options import TraceOptions
@@ -101,3 +103,27 @@ def test_cost_of_prediction_errors(shared: Path) -> None:
         drawn = [measure(trace, gpus, "A100-40GB", PartitionRules("miso"), seed)[0] for seed in range(1, 6)]
         low, high = min(drawn) / perfect, max(drawn) / perfect
         print(f"  {name}: {np.mean(drawn) / perfect:.4f} (from {low:.4f} to {high:.4f})")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", ["whole", "static", "mps", "miso", "oracle"])
+def test_growth_of_runs(policy: str) -> None:
+    """More jobs on as many more GPUs, with the same load for each GPU; processor time and the exponent of a fit."""
+    sizes, times, table = [200, 400, 800, 1600, 3200], [], workloads()
+    gap_s = 3400.0 if policy == "whole" else 1200.0  # on one GPU; a job takes 3,060 s alone
+    static = parse_layout(geometry("A100-40GB"), "3,2,2")
+    for jobs in sizes:
+        rng, gpus = np.random.default_rng(jobs), jobs // 10
+        trace = Trace(
+            Jobs.build(
+                jobs, id=[str(i) for i in range(jobs)], gpus=np.ones(jobs), model=rng.choice(list(table), jobs),
+                arrival_s=np.cumsum(rng.exponential(gap_s / gpus, jobs)), duration_s=rng.uniform(120, 6000, jobs),
+            ),
+            "drawn", seed=jobs,
+        )  # fmt: skip
+        rules = PartitionRules(policy, layout=static) if policy == "static" else PartitionRules(policy)
+        times.append(min(measure(trace, gpus, "A100-40GB", rules)[1] for _ in range(2)))
+    exponent = np.polyfit(np.log(sizes), np.log(times), 1)[0]
+    shown = ", ".join(f"{seconds:.2f}" for seconds in times)
+    print(f"\n{policy}: {shown} s for {', '.join(map(str, sizes))} jobs; growth exponent {exponent:.2f}")
+    assert exponent < 2.5
