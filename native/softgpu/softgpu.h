@@ -16,7 +16,8 @@
  *
  * Environment variables: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (number of devices,
  * default 1), COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, which a small
- * machine can keep busy). The first process that uses a state file sets the last three for all. */
+ * machine can keep busy). The first process that uses a state file sets the last three for all. COTENANT_SOFTGPU_CALL_NS:
+ * see stream.c. */
 #ifndef COTENANT_SOFTGPU_H
 #define COTENANT_SOFTGPU_H
 

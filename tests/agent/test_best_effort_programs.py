@@ -100,6 +100,26 @@ def test_captures_between_launches_stay_whole(rig: Rig, kind: dict[str, bool]) -
     assert run(rig, f"captures-{next(iter(kind))}", CAPTURES, **kind) == {"ok": True}
 
 
+SAME_STREAM = """
+stream, graph, state, broken = cuda.stream(), ctypes.c_void_p(), ctypes.c_int(), 0
+for _ in range(50):
+    cuda.launch(10_000, stream)
+    cuda.call("cuStreamBeginCapture_v2", stream, ctypes.c_int(0))
+    cuda.call("cuStreamIsCapturing", stream, ctypes.byref(state))
+    broken += state.value != 1
+    lib.cuStreamEndCapture(stream, ctypes.byref(graph))
+print(json.dumps({"broken": broken}))
+"""
+
+
+def test_a_capture_begins_whole_in_a_stream_that_has_just_worked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines such as vLLM record a graph in the stream into which they launched just before. The shim asks that stream
+    whether it is idle: the question must not fall into the begin of the capture.
+    """
+    monkeypatch.setenv("COTENANT_SOFTGPU_CALL_NS", "2000000")
+    assert run(rig, "same-stream", SAME_STREAM, latency_sensitive=True) == {"broken": 0}
+
+
 LATER = """
 word = (ctypes.c_uint32 * 1)(0)
 where = ctypes.c_void_p(ctypes.addressof(word))

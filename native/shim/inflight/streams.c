@@ -98,16 +98,16 @@ bool cot_stream_is_capturing(CUstream handle)
 
 /* ---- captures ---- */
 
+/* The lock is held until cot_capture_after_begin. Otherwise a thread of the shim could find that the stream is not being
+ * captured, and query it after the driver has begun the capture, which would invalidate it. */
 void cot_capture_before_begin(void)
 {
     pthread_mutex_lock(&cot_capture_lock);
     atomic_fetch_add(&cot_captures, 1);
-    pthread_mutex_unlock(&cot_capture_lock);
 }
 
 void cot_capture_after_begin(CUstream handle, CUresult result)
 {
-    pthread_mutex_lock(&cot_capture_lock);
     uint32_t place = 0;
     while (place < CAPTURES && capturing[place])
         place++;
