@@ -50,6 +50,8 @@ SHAPES = {
     "tiny": Shape(64, 128, 2, 4, 2, 512, slots=8, length=512, head=16),
 }
 
+PAD = 128
+
 
 class Model:
     """The weights, the keys and values of all slots, and the two kinds of step: prefill and decode."""
@@ -103,15 +105,17 @@ class Model:
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: list[int]) -> int:
-        """Process a prompt; returns the first token of its answer."""
-        n = len(prompt)
-        x = self.words[torch.tensor(prompt, device=self.device)]
+        """Process a prompt; returns the first token of its answer. The prompt is padded to a multiple of PAD tokens,
+        because the libraries choose their kernels anew for each shape, which takes up to 60 ms on the host.
+        """
+        n, m = len(prompt), -(-len(prompt) // PAD) * PAD
+        x = self.words[torch.tensor(prompt + [0] * (m - n), device=self.device)]
         for i, layer in enumerate(self.layers):
-            q, k, v = (part.transpose(0, 1)[None] for part in self._heads(x, layer[0], self.places[:n]))
-            self.keys[i][slot, :, :n], self.values[i][slot, :, :n] = k[0], v[0]
+            q, k, v = (part.transpose(0, 1)[None] for part in self._heads(x, layer[0], self.places[:m]))
+            self.keys[i][slot, :, :m], self.values[i][slot, :, :m] = k[0], v[0]
             had = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = self._rest(x, had[0].transpose(0, 1), layer)
-        token = self._next(x[-1:])
+        token = self._next(x[n - 1 : n])
         self.tokens[slot], self.at[slot] = token[0], n
         return int(token)
 
@@ -131,8 +135,9 @@ class Model:
         self.at[:size] = (at + 1).clamp(max=s.length - 1)
 
     def record(self) -> None:
-        """Record the graphs of the step."""
-        self.prefill(0, [0] * min(2048, self.shape.length - 1))
+        """Compute a prompt of each padded length once, and record the graphs of the step."""
+        for tokens in range(PAD, self.shape.length + 1, PAD):
+            self.prefill(0, [0] * (tokens - 1))
         for size in self.sizes if self.device != "cpu" else ():
             self._step(size)
             torch.cuda.synchronize()
