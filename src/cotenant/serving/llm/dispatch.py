@@ -53,7 +53,6 @@ class Dispatch:
         self._agent_lost = False  # so no model can be started or moved
         self._unreachable = ""  # why requests are refused: the agent has been out of reach for too long
         self._lasting: frozenset[str] = frozenset()  # models whose programs use the GPU without the agent
-        self._ports: set[int] = set()
         self._programs: set[Program] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
@@ -208,7 +207,6 @@ class Dispatch:
         except (InputError, WorkError) as error:
             self._not_started(model, str(error))
             return
-        self._ports.add(program.upstream.port)
         self._programs.add(program)
         try:
             await program.ready(self.config.raw.load_timeout)
@@ -229,7 +227,7 @@ class Dispatch:
         ones, then those on a GPU of no higher rank, because host memory is reserved for them as well."""
         while True:
             try:
-                return await launch(model.entry, gpu, self._host, self._keeper, self._logs, self._ports)
+                return await launch(model.entry, gpu, self._host, self._keeper, self._logs)
             except NoHostMemoryError:
                 found = [m for m in self.models.values() if m.row.idle and not m.row.facts.kept]
                 evicted = [m for m in found if m.row.place is Place.EVICTED]
@@ -275,7 +273,6 @@ class Dispatch:
             return
         model.program = None
         self._programs.discard(program)
-        self._ports.discard(program.upstream.port)
         model.stats.deaths += 1
         # the program is restarted at once, unless it has answered no request since its previous failure
         pause_s = 0.0
@@ -363,7 +360,6 @@ class Dispatch:
     async def _gone(self, program: Program) -> None:
         await program.stop()
         self._programs.discard(program)
-        self._ports.discard(program.upstream.port)
 
     # ---- the end ----
 

@@ -8,7 +8,6 @@ import json
 import shlex
 import signal
 import socket
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,12 +31,13 @@ KEY_NEEDED = (401, 403)
 class Program:
     """One run of a model's program. `ended` is set when it has ended for any reason."""
 
-    def __init__(self, model: ModelEntry, process: asyncio.subprocess.Process, port: int, keeper: Keeper, log: Path):
+    def __init__(self, model: ModelEntry, process: asyncio.subprocess.Process, port: Port, keeper: Keeper, log: Path):
         self.model, self.process, self.log = model, process, log
-        self.upstream = Upstream(port)
+        self.upstream = Upstream(port.number)
+        self._port = port
         self.served_as = model.known_name or model.name
         self.ended = asyncio.Event()
-        self._seen = f"nothing answers on port {port}"  # what is known of a program that is not ready
+        self._seen = f"nothing answers on port {port.number}"  # what is known of a program that is not ready
         self._keeper = keeper
         keeper.begin(process.pid)
         self.watch = asyncio.get_running_loop().create_task(self._watch())
@@ -45,6 +45,7 @@ class Program:
     async def _watch(self) -> None:
         await self.process.wait()
         self._keeper.ended(self.process.pid)  # processes that the program left running are killed, too
+        self._port.close()
         self.ended.set()
         self.upstream.close()
 
@@ -149,18 +150,37 @@ class _Answer:
             self.done.set_result((0, b""))
 
 
-async def launch(
-    model: ModelEntry, gpu: int, host: Host, keeper: Keeper, logs: Path, taken: Collection[int]
-) -> Program:
-    """Start the program of a model on a free port. `taken`: ports of other programs, which may not listen yet; one port
-    for two programs would let a program answer for the wrong model.
+class Port:
+    """A free port of 127.0.0.1, which no other server of language models on this machine gives to a program before
+    `close`. A program may listen long after its start; one port for two programs would let one answer for the other.
     """
-    port = free_port()
-    while port in taken:
-        port = free_port()
-    command = [word.replace(PORT, str(port)) for word in shlex.split(model.command)]
+
+    def __init__(self) -> None:
+        while True:
+            self.number = free_port()
+            # an abstract name, which exists once in a network namespace, as the port does, and ends with this process
+            self._name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                self._name.bind(f"\0cotenant-model-port-{self.number}")
+                return
+            except OSError:
+                self._name.close()
+
+    def close(self) -> None:
+        """Let other programs have the port."""
+        self._name.close()
+
+
+async def launch(model: ModelEntry, gpu: int, host: Host, keeper: Keeper, logs: Path) -> Program:
+    """Start the program of a model on a free port."""
+    port = Port()
+    command = [word.replace(PORT, str(port.number)) for word in shlex.split(model.command)]
     log = logs / f"{quote(model.name, safe='')}.log"
-    process: Any = await host.spawn(model, gpu, command, log)
+    try:
+        process: Any = await host.spawn(model, gpu, command, log)
+    except BaseException:
+        port.close()
+        raise
     return Program(model, process, port, keeper, log)
 
 
