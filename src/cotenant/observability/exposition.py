@@ -6,6 +6,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,13 +63,13 @@ class Exposition:
         """Add a histogram: cumulative buckets, sum and count. Raises ValueError for wrong labels, as `add` does."""
         if tuple(labels) != metric.labels:
             raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
-        lines = self._lines(metric)
-        below = 0
-        for bound, count in zip((*found.bounds, float("inf")), found.counts, strict=True):
-            below += count
-            lines.append(f"{metric.name}_bucket{_labels(labels | {'le': _number(bound)})} {below}")
-        lines.append(f"{metric.name}_sum{_labels(labels)} {_number(found.sum)}")
-        lines.append(f"{metric.name}_count{_labels(labels)} {below}")
+        lines, inner = self._lines(metric), _labels(labels)
+        # a page may have thousands of histograms, so the texts that their buckets share are made once
+        begin = f'{metric.name}_bucket{inner[:-1] + "," if inner else "{"}le="'
+        counts = list(accumulate(found.counts))
+        lines += [f'{begin}{bound}"}} {count}' for bound, count in zip(_bounds(found.bounds), counts, strict=True)]
+        lines.append(f"{metric.name}_sum{inner} {_number(found.sum)}")
+        lines.append(f"{metric.name}_count{inner} {counts[-1]}")
 
     def text(self) -> str:
         """Return all metrics as text in Prometheus's format."""
@@ -81,6 +83,11 @@ class Exposition:
 
     def _lines(self, metric: Metric) -> list[str]:
         return self._families.setdefault(metric.name, (metric, []))[1]
+
+
+@lru_cache(maxsize=64)
+def _bounds(bounds: tuple[float, ...]) -> list[str]:
+    return [_number(bound) for bound in (*bounds, math.inf)]
 
 
 def _labels(labels: dict[str, str]) -> str:
