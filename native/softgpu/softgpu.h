@@ -142,6 +142,7 @@ void soft_pass(void);  /* blocks while this process is locked for a checkpoint *
 void soft_note_managed(void);
 struct soft_process *soft_process_of(int pid);
 void soft_sleep_until(uint64_t when_ns);
+void soft_take_time(void); /* queries of streams and beginnings of captures take as long as with a busy driver */
 uint64_t soft_identity(void);
 bool soft_is_dead(uint64_t owner);
 int soft_open_state(void);

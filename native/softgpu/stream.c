@@ -1,5 +1,4 @@
-/* Streams and captures. A call that is forbidden while a stream is being captured returns the driver's error and
- * invalidates the capture. */
+/* Streams and captures. A call that a capture forbids returns the driver's error and invalidates the capture. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,24 +126,11 @@ CUresult soft_join_capture(struct soft_stream *stream, struct soft_graph *graph,
     return CUDA_SUCCESS;
 }
 
-/* Queries of streams and beginnings of captures take this long, as they do if the driver is busy. */
-static void take_time(void)
-{
-    static _Atomic int64_t call_ns = -1;
-    int64_t ns = atomic_load(&call_ns);
-    if (ns < 0) {
-        const char *given = getenv("COTENANT_SOFTGPU_CALL_NS");
-        atomic_store(&call_ns, ns = given ? atoll(given) : 0);
-    }
-    if (ns > 0)
-        soft_sleep_until(soft_now_ns() + (uint64_t)ns);
-}
-
 static CUresult begin_capture(struct soft_stream *stream, int mode)
 {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    take_time();
+    soft_take_time();
     if (stream == stream->context->legacy)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (stream->capture != CU_CAPTURE_NONE)
@@ -354,7 +340,7 @@ static CUresult query_stream(struct soft_stream *stream)
 {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    take_time();
+    soft_take_time();
     CUresult forbidden = forbidden_on(stream);
     if (forbidden != CUDA_SUCCESS)
         return forbidden;
