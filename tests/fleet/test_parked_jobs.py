@@ -25,6 +25,20 @@ def test_a_job_that_cannot_save_itself_is_parked_where_its_node_can(tmp_path: Pa
     assert setting.events("long") == [Kind.ARRIVE, Kind.START, Kind.PREEMPT, Kind.RESUME, Kind.FINISH]
 
 
+def test_a_parked_job_goes_on_between_rounds_when_its_gpus_are_free(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, policy=JobPolicy("srtf", "proportional", sticky=True), parks=True, lease_s=20.0)
+    setting.submit(work("long", 60.0, gpus=4.0, attached=False))
+    setting.run(15)
+    setting.submit(work("short", 3.0, gpus=4.0))
+    setting.run(7)  # the round at 20 s
+    jobs = setting.controller.table.jobs
+    assert jobs["long"].attempt is not None
+    assert (jobs["long"].attempt.phase, jobs["short"].state) == ("parked", "running")
+    setting.run(8)
+    assert setting.world.finished == ["short"]
+    assert jobs["long"].attempt.phase == "running"
+
+
 def test_a_parked_job_holds_no_gpu_when_one_of_its_nodes_is_lost(tmp_path: Path) -> None:
     setting = Setting(tmp_path, policy=JobPolicy("srtf", "proportional", sticky=True), parks=True)
     setting.submit(work("long", 30.0, gpus=4.0, attached=False))

@@ -34,7 +34,7 @@ class Applier:
 
     def plan(self, plan: FleetPlan, jobs: Iterable[Job], now_s: float, *, early: bool) -> None:
         """Give each of `jobs` its target, the assignment that the plan has for it. An early plan, one between two
-        rounds, only starts jobs.
+        rounds, only starts jobs, and lets parked ones go on.
         """
         for job in jobs:
             target = plan.assign.get(job.id)
@@ -51,6 +51,8 @@ class Applier:
                     self.table.touch(job)
             elif not early:
                 self._attempt(job, job.attempt, target, plan, now_s)
+            elif target is not None and job.target is None and resumes(job, target):
+                job.target, job.target_reason = target, reason
 
     def _attempt(self, job: Job, attempt: Attempt, target: Assignment | None, plan: FleetPlan, now_s: float) -> None:
         """Apply the plan to a job that has processes: stop, resize or park it, or leave it as it is."""
@@ -176,6 +178,11 @@ class Applier:
             first += ranks
             leases.granted(place.node, now_s)
             self.table.orders[place.node].append(order)
+
+
+def resumes(job: Job, target: Assignment) -> bool:
+    """Whether a job is parked, and may go on where it is by a plan that gives it `target`."""
+    return job.attempt is not None and job.attempt.phase == PARKED and target.same_gpus(job.attempt.assignment)
 
 
 class _Free:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.events import Kind, Reason
-from cotenant.fleet.controller.apply import Applier
+from cotenant.fleet.controller.apply import Applier, resumes
 from cotenant.fleet.controller.clock import FleetClock
 from cotenant.fleet.controller.counts import Counts
 from cotenant.fleet.controller.inbox import Inbox
@@ -377,7 +377,8 @@ class Controller:
         return lost > 0 and not saves and now_s - attempt.started_s < self.options.lease_s * 2.0 ** min(lost, 30)
 
     def _apply(self, plan: FleetPlan, view: View, now_s: float, early: bool) -> None:
-        if early and not any(job.attempt is None and job.id in plan.assign for job in view.jobs):
+        given = [(job, plan.assign[job.id]) for job in view.jobs if job.id in plan.assign]
+        if early and not any(job.attempt is None or resumes(job, target) for job, target in given):
             return
         self.applier.plan(plan, view.jobs, now_s, early=early)
         for job in self.table.running():

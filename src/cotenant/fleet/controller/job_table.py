@@ -135,8 +135,12 @@ class JobTable:
         return [job for job in self.jobs.values() if job.attempt is not None]
 
     def waiting(self) -> list[Job]:
-        """Return the jobs that have arrived and have no attempt (no run of their processes)."""
-        return [j for j in self.jobs.values() if j.attempt is None and j.arrived and j.state == WAITING]
+        """Return the jobs that have arrived and hold no GPUs: those without an attempt (a run of their processes), and
+        parked ones."""
+        return [
+            j for j in self.jobs.values()
+            if j.arrived and (j.state == WAITING if j.attempt is None else j.attempt.phase == PARKED)
+        ]  # fmt: skip
 
 
 def holds_gpus(attempt: Attempt) -> bool:
