@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterable
@@ -22,6 +23,8 @@ from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of
 
 AGENT, OWNED = "cotenant/", "cotenant-gpu/"  # beginnings of the sockets' names
+# the list may have many thousands of lines, and turns wait while Python handles each
+ANNOUNCED = re.compile(rb" @(cotenant[-/][^\n]*)")
 NAMES = Path("/proc/net/unix")
 ANSWER_S = 2.0  # time for another agent to answer
 
@@ -65,13 +68,12 @@ class Neighbours:
     def look(self) -> list[str]:
         """Find the other agents. Returns a sentence for each that the last look did not find."""
         try:
-            lines = self._names.read_bytes().splitlines()
+            names = ANNOUNCED.findall(self._names.read_bytes())
         except OSError:
             return []
         folders: dict[str, str] = {}
         owned: dict[str, set[str]] = {}
-        for line in lines:
-            name = os.fsdecode(line.partition(b" @")[2])
+        for name in map(os.fsdecode, names):
             if name.startswith(AGENT):
                 run, _, folder = name.removeprefix(AGENT).partition("/")
                 folders[run] = folder
