@@ -13,6 +13,7 @@ import pytest
 
 from cotenant.core.errors import InputError
 from cotenant.workloads.jobs.registry import read_trace
+from cotenant.workloads.llm.registry import read_tokens
 
 FILES = {
     "philly": "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,a\n",
@@ -195,3 +196,24 @@ def test_what_is_no_table_of_jobs_is_named(tmp_path: Path, data: bytes, said: st
     (tmp_path / "jobs.csv").write_bytes(data)
     with pytest.raises(InputError, match=said):
         read_trace(str(tmp_path / "jobs.csv"))
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n"
+
+
+@pytest.mark.parametrize("form", ["philly-json", "gavel", "mooncake", "copilot", "servegen", "azure-llm"])
+def test_every_reader_names_what_is_no_text(tmp_path: Path, form: str) -> None:
+    read = read_trace if form in ("philly-json", "gavel") else read_tokens
+    path = tmp_path / "trace.txt"
+    for data, said in ((POINTER, "is a pointer of Git LFS"), (b"<html>\n</html>\n", "is an HTML page")):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=said):
+            read(f"{form}:{path}")
+
+
+def test_what_is_no_archive_of_clients_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "clients.tar"
+    path.write_bytes(b"nothing")
+    with pytest.raises(InputError, match="is neither a folder nor a whole tar archive") as caught:
+        read_tokens(f"servegen:{path}")
+    assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cotenant.core.errors import InputError
 from cotenant.core.extras import needs
+from cotenant.workloads.downloads import check_text
 
 with needs("sim"):
     import numpy as np
@@ -45,7 +46,8 @@ def texts_of(path: str, wanted: tuple[str, ...]) -> dict[str, str]:
         if where.is_dir():
             for file in where.rglob("*"):
                 if file.name.endswith(wanted):
-                    found[f"{where.name}/{file.relative_to(where).as_posix()}"] = file.read_text(encoding="utf-8")
+                    text = file.read_bytes().decode("utf-8", errors="replace")
+                    found[f"{where.name}/{file.relative_to(where).as_posix()}"] = text
         else:
             with tarfile.open(where) as tar:
                 for member in tar:
@@ -53,6 +55,9 @@ def texts_of(path: str, wanted: tuple[str, ...]) -> dict[str, str]:
                         taken = tar.extractfile(member)
                         assert taken is not None
                         found[member.name] = taken.read().decode("utf-8", errors="replace")
+    except tarfile.ReadError:
+        check_text(where)
+        raise InputError("is neither a folder nor a whole tar archive", file=path) from None
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"cannot read: {getattr(error, 'strerror', None) or error}", file=path) from None
     if not any(name.endswith("-trace.csv") for name in found):

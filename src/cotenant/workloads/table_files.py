@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from cotenant.core.errors import InputError
 from cotenant.core.extras import needs
+from cotenant.workloads.downloads import check_text
 from cotenant.workloads.table import OtherFormatError, Table, check_path, hint_of_header
 
 with needs("sim"):
@@ -24,7 +25,7 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
     header.
     """
     found = check_path(path)
-    _check_packed(found)
+    check_text(found)
     first = _header(found, is_data=bool(names))
     _check_separator(found, first)
     header = list(names) if names else first
@@ -69,46 +70,6 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
     table = Table(path, frame, header=False, text=False)
     table.header = header
     return table
-
-
-# first bytes of compressed files -> the command that unpacks them to standard output
-PACKED = {b"\x1f\x8b": "gzip -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ\0": "xz -dc", b"\x28\xb5\x2f\xfd": "zstd -dc"}
-# beginnings of other files that are downloaded or saved instead of a table -> what they are, and what to do
-NO_TABLES = {
-    b"version https://git-lfs": "is a pointer of Git LFS, not the file itself: run git lfs pull in its repository",
-    b"<!DOCTYPE": "is an HTML page: download the file itself",
-    b"<html": "is an HTML page: download the file itself",
-    b"%PDF-": "is a PDF document",
-    b"PAR1": "is Parquet: give it a name that ends in .parquet",
-}
-WIDE = (b"\xff\xfe", b"\xfe\xff")  # UTF-16
-
-
-def _check_packed(path: Path) -> None:
-    """Raise InputError, with the command that unpacks or converts the file, if it is compressed or no text in UTF-8."""
-    with path.open("rb") as file:
-        head = file.read(32)
-    name, source = path.name, shlex.quote(path.name)
-    command = next((command for magic, command in PACKED.items() if head.startswith(magic)), "")
-    if command and (".tar." in name or name.endswith(".tgz")):
-        tar = "tar xzf" if command.startswith("gzip") else "tar xf"
-        raise InputError(f"the file is compressed; unpack it with: {tar} {source}", file=path)
-    if command:
-        target = path.stem if path.suffix in (".bz2", ".xz", ".zst") else f"{path.stem}-unpacked{path.suffix}"
-        command = f"{command} < {source} > {shlex.quote(target)}"
-        command = f"gunzip -k {source}" if path.suffix == ".gz" else command
-        raise InputError(f"the file is compressed; unpack it with: {command}", file=path)
-    if head.startswith(b"PK\x03\x04"):
-        book = path.suffix.lower() in (".xlsx", ".ods")
-        what = "a spreadsheet: save it as CSV" if book else f"compressed; unpack it with: unzip {source}"
-        raise InputError(f"the file is {what}", file=path)
-    if head.startswith(WIDE):
-        target = shlex.quote(f"{path.stem}-utf8{path.suffix}")
-        command = f"iconv -f UTF-16 -t UTF-8 < {source} > {target}"
-        raise InputError(f"the file is UTF-16 text, not UTF-8; convert with: {command}", file=path)
-    for magic, what in NO_TABLES.items():
-        if head.lower().startswith(magic.lower()):
-            raise InputError(f"the file {what}", file=path)
 
 
 # a comma that is not between digits, or the second one of a cell

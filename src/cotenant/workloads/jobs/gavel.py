@@ -16,6 +16,7 @@ import polars as pl
 from cotenant.core.errors import InputError
 from cotenant.core.units import counted
 from cotenant.core.work import Floats, Trace
+from cotenant.workloads.downloads import check_text
 from cotenant.workloads.jobs.native import MAX_ITERATIONS
 from cotenant.workloads.table import MAX_SECONDS, OtherFormatError, Table, check_path
 from cotenant.workloads.trace_options import TraceOptions
@@ -65,8 +66,10 @@ def _priorities(table: Table) -> Floats:
 
 
 def _table(path: str) -> Table:
+    found = check_path(path)
+    check_text(found)
     try:
-        lines = check_path(path).read_bytes().decode("utf-8-sig").split("\n")
+        lines = found.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise InputError("the file is not UTF-8 text", file=path) from None
     rows = [line.rstrip("\r").split("\t") for line in lines]

@@ -19,6 +19,7 @@ import orjson
 from cotenant.core.errors import InputError
 from cotenant.core.units import counted
 from cotenant.core.work import Trace
+from cotenant.workloads.downloads import check_text
 from cotenant.workloads.table import MAX_GPUS_PER_JOB, Table, check_path
 from cotenant.workloads.trace_options import ATTEMPTS, TraceOptions
 
@@ -59,7 +60,9 @@ def read(path: str, options: TraceOptions) -> Trace:
 
 
 def _load(path: str) -> list[Any]:
-    data = check_path(path).read_bytes()
+    found = check_path(path)
+    check_text(found)
+    data = found.read_bytes()
     try:
         entries = orjson.loads(data)
     except orjson.JSONDecodeError as error:

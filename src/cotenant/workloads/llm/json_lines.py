@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from cotenant.core.errors import InputError
+from cotenant.workloads.downloads import check_text
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
@@ -28,6 +29,8 @@ def files_of(path: str) -> list[Path]:
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Produce (line number, object) for every line that is not empty."""
     number = 0
+    if not path.name.endswith(".gz"):
+        check_text(path)
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             for number, line in enumerate(file, 1):
