@@ -51,7 +51,8 @@ def test_a_memory_limit_is_in_bytes(text: str, size: int) -> None:
         ("0", "memory must be over 0"),
         ("0GiB", "memory must be over 0"),
         ("8KB", "'8KB' is less than 1 MiB"),
-        ("2000m", "unknown memory unit 'm'"),
+        ("2000m", "unknown memory unit 'm'"), ("8G", "'8G' can mean two sizes; write 8GiB or 8GB"),
+        ("1.5g", "'1.5g' can mean two sizes; write 1.5GiB or 1.5GB"),
         ("-1GiB", "negative"),
     ],
 )

@@ -120,7 +120,8 @@ def test_configurations_in_protobuf_text() -> None:
         ("\n\nmax_batchsize: 8", 3, 'no field named "max_batchsize"'),
         ("input {\n nam: 'x' }", 2, 'no field named "nam"'),
         ("input { data_type: TYPE_FP8 }", 1, "TYPE_FP8"),
-        ("ensemble_scheduling { }", 1, 'no field named "ensemble_scheduling"'),
+        ("ensemble_scheduling { }", 1, 'no field named "ensemble_scheduling": write an ensemble as an application'),
+        ("sequence_batching { }", 1, "models that keep state between requests are not supported"),
     ],
 )
 def test_what_is_no_configuration_is_refused_with_its_line(text: str, line: int, words: str) -> None:

@@ -57,6 +57,9 @@ def parse_bytes(text: str | float, field: str | None = None) -> int:
     units differ, as in SI/IEC.
     """
     number, unit = _split(text, field, "40GiB or 500GB")
+    if unit in ("K", "M", "G", "T", "k", "g"):  # of Slurm and Docker these are binary units, of Kubernetes decimal ones
+        value, letter = f"{number:.12g}", unit.upper()
+        raise InputError(f"{text!r} can mean two sizes; write {value}{letter}iB or {value}{letter}B", field=field)
     if unit and unit.upper() not in _BYTES:
         raise InputError(f"unknown memory unit {unit!r} in {text!r}; write it like 40GiB or 500GB", field=field)
     return round(_finite(number * _BYTES[unit.upper()] if unit else number, text, field))

@@ -160,6 +160,15 @@ def _config(path: Path) -> dict[str, Any]:
     return read_config(text, file)
 
 
+# fields of Triton's configurations for kinds of models that do not run here -> what to do
+NOT_HERE = {
+    "ensemble_scheduling": "write an ensemble as an application in services.yaml",
+    "sequence_batching": "models that keep state between requests are not supported",
+    "model_operations": "libraries of operators are not loaded",
+    "cc_model_filenames": "only the file of default_model_filename is loaded",
+}
+
+
 def read_config(text: str, file: Path) -> dict[str, Any]:
     """Parse a configuration in protobuf's text format. InputError names unknown fields and their places."""
     if not text.strip():
@@ -174,7 +183,8 @@ def read_config(text: str, file: Path) -> dict[str, Any]:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         said = re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")
-        raise InputError(said[:1].lower() + said[1:], file=file, line=error.GetLine()) from None
+        hint = next((f": {why}" for field, why in NOT_HERE.items() if f'no field named "{field}"' in said), "")
+        raise InputError(f"{said[:1].lower()}{said[1:]}{hint}", file=file, line=error.GetLine()) from None
     return plain(message)
 
 
