@@ -134,3 +134,31 @@ def test_each_part_of_an_answer_gives_its_program_more_time(monkeypatch: pytest.
     for now_s[0] in (105.0, 110.0):
         ticket.got_body(b"part")
         assert ticket.heard_s == now_s[0]
+
+
+def streamed(monkeypatch: pytest.MonkeyPatch, *parts: tuple[float, bytes]) -> tuple[Any, list[str]]:
+    """The times of a streamed answer whose parts come at these times, and its outcome."""
+    now_s = [100.0]
+    monkeypatch.setattr(tickets, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    x = SimpleNamespace(body=b"", headers={}, begin=lambda *_: True, send=lambda _: None, end=lambda: None)
+    outcomes: list[str] = []
+    ticket = tickets.Ticket(x, "a", lambda _, outcome: outcomes.append(outcome), print)  # type: ignore[arg-type]
+    ticket.got_head(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+    for now_s[0], part in parts:
+        ticket.got_body(part)
+    ticket.got_end()
+    return ticket.times, outcomes
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_tokens_are_counted_whatever_ends_an_event(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines may end with CR LF. A comment, which keeps the connection open, is no token."""
+    token, done = b'data: {"x": 1}' + end, b"data: [DONE]" + end
+    parts = [(100.5, b": ping" + end), (101.0, token), (102.0, token + token), (104.0, token + done)]
+    assert streamed(monkeypatch, *parts) == ((1.0, 1.0), ["ok"])
+
+
+def test_a_stream_in_which_the_program_reports_an_error_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    token, fault = b'data: {"x": "data: {\\"error"}\n\n', b'data: {"error": {"message": "no memory"}}\n\n'
+    assert streamed(monkeypatch, (101.0, token), (102.0, token))[1] == ["ok"]
+    assert streamed(monkeypatch, (101.0, token), (102.0, fault + b"data: [DONE]\n\n"))[1] == ["error"]

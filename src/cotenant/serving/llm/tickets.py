@@ -23,7 +23,9 @@ from cotenant.serving.llm.program import Program
 from cotenant.serving.llm.upstream import Link
 
 MOST_TRIES = 2  # a request is tried only this often if programs die while it runs, since it may be the cause
-EVENT_END, DONE = b"\n\n", b"data: [DONE]\n\n"
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+DONE = tuple(b"data: [DONE]" + end for end in EVENT_ENDS)
+FAULT = b'data: {"error"'  # an event by which a program reports an error; in a text the quotation marks are escaped
 DEATH_WITHIN_S = 2.0  # a connection may break up to this long before the server notices that the program has ended
 
 
@@ -33,9 +35,9 @@ class Ticket:
     """
 
     __slots__ = (
-        "_again", "_events", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts", "_program",
-        "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "heard_s", "model", "request_id",
-        "streamed", "tries", "x",
+        "_again", "_events", "_faulty", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts",
+        "_program", "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "heard_s", "model",
+        "request_id", "streamed", "tries", "x",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +50,7 @@ class Ticket:
         self.began_s: float | None = None
         self.heard_s = math.inf  # when the program last sent a part of the answer, or got the request
         self.tries = 0
-        self.done = self.streamed = False
+        self.done = self.streamed = self._faulty = False
         self._program: Program | None = None
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
@@ -120,11 +122,12 @@ class Ticket:
         if not self.streamed:
             self._parts.append(data)
             return
-        if not self._first_s:
+        if not self._first_s and b"data:" in data:
             self._first_s = now_s
         # each event has one token; the event DONE is not counted, since it comes together with the last token
-        events = data.count(EVENT_END) - data.endswith(DONE)
-        if events > 0:
+        events = sum(map(data.count, EVENT_ENDS)) - data.endswith(DONE)
+        self._faulty = self._faulty or FAULT in data
+        if events > 0 and self._first_s:
             self._last_s = now_s
             self._events += events
         if self._renamed is not None:
@@ -146,7 +149,7 @@ class Ticket:
                 body = self._renamed.take(body) + self._renamed.end()
             queued_s = (self.began_s or self.arrived_s) - self.arrived_s
             self.x.respond(self._status, body, answer_headers(self._headers, self.request_id, queued_s))
-        self._finish("ok" if self._status < 400 else "error")
+        self._finish("error" if self._faulty or self._status >= 400 else "ok")
 
     def got_fault(self, why: str) -> None:
         self._link = None
