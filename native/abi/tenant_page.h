@@ -42,7 +42,8 @@ struct cotenant_slot {
     uint32_t flags; /* SlotFlag */
     uint32_t reserved_0;
     uint8_t uuid[16];
-    uint64_t reserved_1;
+    /* memory within the tenant's limit that it cannot get because it is reserved for other tenants */
+    uint64_t memory_withheld_bytes;
     uint64_t memory_kept_bytes; /* memory of the GPU that is free but reserved for other tenants */
     /* number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: into as many
      * parts as the gate page (floor.toml) has in `tenants` */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, program_environment, register
 from cotenant.bench.harness import Bench
+from cotenant.softgpu import mps as mps_standin
 
 MIB = 1 << 20
 TAKE = """
@@ -115,6 +117,28 @@ def test_what_is_kept_for_a_service_does_not_look_free() -> None:
         ls.communicate(timeout=60)
         wait_for(lambda: ask(be, "free") == 1024)
         be.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("release", [595, 615])
+def test_free_memory_under_the_limit_of_mps(release: int, short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPS shows a program what is left of its own limit. So memory that is kept for others must be subtracted from the
+    GPU's free memory alone: an engine that finds too little free memory does not start.
+    """
+    monkeypatch.setenv("MPS_STANDIN_RELEASE", str(release))
+    monkeypatch.setenv("COTENANT_SOFTGPU_MPS", str(mps_standin.install(short_folder)))
+    with Bench("soft", SETTINGS) as bench:
+        one, _ = take(bench, KEPT, 0)
+        two, _ = take(bench, replace(KEPT, name="two"), 0)
+        three, _ = take(bench, TenantSpec("three", memory_bytes=2 << 30, mechanism="mps"), 0)
+        wait_for(lambda: [ask(each, "free") for each in (one, two, three)] == [768, 768, 2048 - 256])
+        be, taken = take(bench, TenantSpec("be", mechanism="mps"), 4)
+        assert taken == 512
+        # four contexts, what `be` took, and what is kept for the two services; the limit of `three` would allow more
+        wait_for(lambda: ask(three, "free") == 4096 - 4 * 256 - 512 - 2 * 768)
+        assert ask(three, "64") == 1024
+        assert [ask(one, "64"), ask(two, "64")] == [768, 768]
+        for process in (one, two, three, be):
+            process.communicate(timeout=60)
 
 
 def test_without_a_reservation_first_come_first_served() -> None:

@@ -259,8 +259,8 @@ void cot_memory_report_host(void)
     report(NULL, COTENANT_MEMORY_HOST);
 }
 
-/* Reads the tenant's limit and its charged memory from the shared page. Returns false if there is no limit, so that
- * the driver's numbers apply. */
+/* Reads the tenant's limit and its charged memory from the shared page. Memory within the limit that the tenant cannot
+ * get counts as charged. Returns false if there is no limit, so that the driver's numbers apply. */
 bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes)
 {
     if (!gpu || !gpu->attached || gpu->page_slot->memory_limit_bytes == COTENANT_NO_LIMIT)
@@ -277,12 +277,18 @@ bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_byte
     }
     if (gpu->total_bytes && *limit_bytes > gpu->total_bytes)
         *limit_bytes = gpu->total_bytes;
+    *used_bytes += gpu->page_slot->memory_withheld_bytes;
     return true;
 }
 
+/* If MPS or the kernel limits the tenant's memory, too, the driver reports what is left of the limit, if the GPU has as
+ * much. Of that, no more is reserved for others than what they withhold from the limit. */
 uint64_t cot_memory_kept(struct gpu *gpu)
 {
-    return gpu && gpu->attached ? gpu->page_slot->memory_kept_bytes : 0;
+    if (!gpu || !gpu->attached)
+        return 0;
+    uint64_t kept = gpu->page_slot->memory_kept_bytes, withheld = gpu->page_slot->memory_withheld_bytes;
+    return gpu->page_slot->memory_limit_bytes == COTENANT_NO_LIMIT || kept < withheld ? kept : withheld;
 }
 
 void cot_memory_reset_after_fork(void)

@@ -21,8 +21,7 @@ HIDDEN void cot_memory_report_state(struct gpu *gpu);
 HIDDEN void cot_memory_report_host(void);
 HIDDEN void cot_memory_reset_after_fork(void);
 HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
-/* returns how much memory of the GPU is free but reserved for other tenants, as the agent wrote it on the shared
- * page */
+/* returns the part of the free memory that the driver reports that is reserved for other tenants */
 HIDDEN uint64_t cot_memory_kept(struct gpu *gpu);
 HIDDEN void cot_pools_refresh(void);
 HIDDEN void cot_pools_forget_gpu(struct gpu *gpu);

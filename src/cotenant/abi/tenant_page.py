@@ -42,7 +42,7 @@ class SlotLayout(ctypes.Structure):
         ("flags", ctypes.c_uint32),
         ("reserved_0", ctypes.c_uint32),
         ("uuid", ctypes.c_uint8 * 16),
-        ("reserved_1", ctypes.c_uint64),
+        ("memory_withheld_bytes", ctypes.c_uint64),
         ("memory_kept_bytes", ctypes.c_uint64),
         ("floor_parts", ctypes.c_uint64),
         ("reserved_agent", ctypes.c_uint8 * 24),
@@ -71,6 +71,8 @@ class SlotLayout(ctypes.Structure):
     memory_used_bytes: int  # memory of all processes of the tenant on this GPU, contexts included
     flags: int  # SlotFlag
     uuid: ctypes.Array[ctypes.c_uint8]
+    # memory within the tenant's limit that it cannot get because it is reserved for other tenants
+    memory_withheld_bytes: int
     memory_kept_bytes: int  # memory of the GPU that is free but reserved for other tenants
     # number of parts into which the in-flight budget of the GPU's best-effort work is divided; 0: into as many parts as
     # the gate page (floor.toml) has in `tenants`

@@ -224,7 +224,7 @@ class Daemon:
             self.world.servers.setdefault("2", Server("2", uid, tuple(self.world.sms)))
             client.server = "2"
             self.world.clients.append(client)
-            answer = f"ok {int(sms) // 2 * 2} 0"
+            answer = f"ok {int(sms) // 2 * 2} {self.world.memory_of(client, None) or 0}"
         else:
             answer = self.world.connect(client)
         self.start_servers()

@@ -285,7 +285,7 @@ class World:
             return f"error {SERVER_NOT_READY}"
         limits = server.spaces[client.space]
         self.clients.append(client)
-        return f"ok {self._sms(client, limits)} {self._memory(client, limits) or 0}"
+        return f"ok {self._sms(client, limits)} {self.memory_of(client, limits.memory) or 0}"
 
     def gone(self, client: Client) -> None:
         """Remove an ended client. A server in the state of fault accepts clients again when all clients that it had
@@ -306,11 +306,11 @@ class World:
         named = [p for p in self.partitions if p.id == client.variables.get("CUDA_MPS_SM_PARTITION")]
         return max(2, min([most, *(p.most * CHUNK_SMS for p in named)]) // 2 * 2)
 
-    def _memory(self, client: Client, limits: Limits) -> int | None:
-        """Return the memory limit of a client. The client's variable can only lower the limit, but an entry in it for a
-        GPU that the client does not see removes the limit.
+    def memory_of(self, client: Client, most: int | None) -> int | None:
+        """Return the memory limit of a client. The client's variable can only lower the limit `most`, but an entry in
+        it for a GPU that the client does not see removes the limit.
         """
-        own, found = client.variables.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""), [limits.memory]
+        own, found = client.variables.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""), [most]
         for entry in filter(None, own.split(",")):
             device, _, text = entry.partition("=")
             if device not in client.visible and device not in map(str, range(len(client.visible))):

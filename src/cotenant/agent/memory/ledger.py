@@ -71,13 +71,20 @@ class Ledger:
         kept = [(name, size) for (name, g), size in self._kept.items() if g == gpu and name != tenant]
         return sum(max(0, size - self.used(name, gpu)) for name, size in kept)
 
-    def keeps(self, tenant: str, gpu: str) -> bool:
-        """Whether memory of that GPU is kept for the tenant."""
-        return (tenant, gpu) in self._kept
+    def keeps(self, gpu: str) -> bool:
+        """Whether memory of that GPU is kept for a tenant."""
+        return any(g == gpu for _, g in self._kept)
 
     def not_for(self, tenant: str, gpu: str) -> int:
         """Free bytes of a GPU that are kept for other tenants; 0 for a swappable tenant, which may use them."""
         return 0 if tenant in self._movable else self.kept_from(tenant, gpu)
+
+    def withheld(self, tenant: str, gpu: str) -> int:
+        """Bytes within a tenant's limit that it cannot allocate because they are kept for other tenants; 0 if it has no
+        limit.
+        """
+        limit = self.limit(tenant, gpu)
+        return max(0, limit - self.used(tenant, gpu) - self.left(tenant, gpu)) if limit != NO_LIMIT else 0
 
     def left(self, tenant: str, gpu: str) -> int:
         """Return how many bytes a tenant may still allocate on a GPU on which memory is kept for other tenants;

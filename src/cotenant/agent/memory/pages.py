@@ -20,16 +20,18 @@ class MemoryPages:
             page = session.page.slots[slot]
             page.memory_used_bytes = used
             page.memory_limit_bytes = limit
-        if self._ledger.keeps(tenant.name, gpu):
+        if self._ledger.keeps(gpu):
             self.publish_kept(gpu)
 
     def publish_kept(self, gpu: str) -> None:
         """Write into the shared pages of all processes on a GPU how much of its free memory is kept for other tenants.
         """
         for tenant in self._registry.on_gpu(gpu):
-            kept = self._ledger.not_for(tenant.name, gpu)
+            kept, withheld = self._ledger.not_for(tenant.name, gpu), self._ledger.withheld(tenant.name, gpu)
             for session, slot in tenant.slots_on(gpu):
-                session.page.slots[slot].memory_kept_bytes = kept
+                page = session.page.slots[slot]
+                page.memory_kept_bytes = kept
+                page.memory_withheld_bytes = withheld
 
     def refused(self, tenant: Tenant, gpu: str, size: int) -> None:
         """Warn a tenant that its request for memory was refused because it exceeds the tenant's limit."""

@@ -104,6 +104,7 @@ class Requests:
         page.memory_limit_bytes = self._ledger.limit(tenant.name, gpu)
         page.memory_used_bytes = self._ledger.used(tenant.name, gpu)
         page.memory_kept_bytes = self._ledger.not_for(tenant.name, gpu)
+        page.memory_withheld_bytes = self._ledger.withheld(tenant.name, gpu)
         page.uuid[:] = list(uuid)
         gate = SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
         gate |= SlotFlag.HOLDS_FLOOR if tenant.spec.latency_sensitive else SlotFlag(0)
