@@ -335,28 +335,31 @@ def over(value: float | None, base: float | None) -> float | None:
 
 def loads(
     step: str, alone: dict[int, dict[str, Any]], until_s: float, later: int, engine: Engine = engine,
-    counts: tuple[int, ...] = LOADS, start_s: float = START_S,
+    counts: tuple[int, ...] = LOADS, start_s: float = START_S, longest_s: float = LONGEST_S,
 ) -> Generator[dict[str, Any], None, None]:
     """Run the models of a step, and yield a row per number of requests in flight, relative to those of the step alone.
-    All loads take equal parts of the time until `until_s` in which no engine starts; `later`: the steps to come.
+    All loads take equal parts of the time until `until_s` in which no engine starts; `later`: the steps to come. The
+    step alone+time runs both models, sends requests to one of them at first, and then to both.
     """
+    parts = [(part, count) for part in step.split("+") for count in counts]
     folder, begun = Path(tempfile.mkdtemp(prefix="pair-")), time.monotonic()
     with models(step, folder, engine) as (ports, _, _):
         yield {"step": step, "ready_s": round(time.monotonic() - begun, 2)}
         asyncio.run(load(folder, ports, 2, 2.0))  # a first load without measurement
-        for i, count in enumerate(counts):
+        for i, (part, count) in enumerate(parts):
             left_s = until_s - time.monotonic()
-            seconds = (left_s - start_s * later) / (len(counts) * (later + 1) - i) - 0.5
+            seconds = (left_s - start_s * later) / (len(counts) * later + len(parts) - i) - 0.5
             if left_s < SHORTEST_S:
                 raise SystemExit("no time left")
-            row = asyncio.run(load(folder, ports, count, min(LONGEST_S, max(SHORTEST_S, seconds))))
-            if step == "alone":
+            asked = {NAMES[0]: ports[NAMES[0]]} if part == "alone" else ports
+            row = asyncio.run(load(folder, asked, count, min(longest_s, max(SHORTEST_S, seconds))))
+            if part == "alone":
                 alone[count] = row
             elif base := alone.get(count):
                 row["of_two_alone"] = over(row["tokens_per_s"], 2 * base["tokens_per_s"])
                 row["ttft_over_alone"] = over(row["ttft_ms"], base["ttft_ms"])
                 row["tpot_over_alone"] = over(row["tpot_ms"], base["tpot_ms"])
-            yield {"step": step, "in_flight": count} | row
+            yield {"step": part, "in_flight": count} | row
 
 
 def say(out: Path, row: dict[str, Any]) -> None:

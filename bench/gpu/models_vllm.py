@@ -4,15 +4,18 @@
 
 Steps: alone, cotenant, cotenant_mps, mps, time (as in models_pair.py, with vLLM and Qwen3-4B's shape, 2,048 prompt and
 256 output tokens, 2, 8 and 32 requests in flight per model), sleep1, sleep2 and switch, with models of an 8B shape. All
-weights are random. In `sleep1` and `sleep2` one vLLM sleeps on that level and wakes up, ROUNDS times; after level 2 it
+weights are random. `alone` and `time` use the same two engines, because the start of an engine takes 40 to 45 s (the
+first one 73 s), and come first: one engine is idle while the other is measured alone. In `sleep1` and `sleep2` one vLLM sleeps on that level and wakes up, ROUNDS times; after level 2 it
 reads its weights from the disk (the page cache) again. `sleep_s`: until it sleeps; `card_gib`: the memory in use on the
 GPU then; `wake_s`: until it is awake; `first_token_s`: from the order to wake up to the first token. `switch` has the
 rows of models_switch.py, where `first_token_s` contains the eviction of the other model. `identical`: the answer equals
 the first one.
 
-Rows are written as they come; `ready_s` is the time in which the engines of a step started. CUDA_VISIBLE_DEVICES=soft
+Rows are written as they come; `ready_s` is the time in which the engines of a step started, `ended` how many answers
+ended in the counted part of a load. CUDA_VISIBLE_DEVICES=soft
 tests all but vLLM: with `cotenant timed-llm` on the software GPU (steps cotenant, cotenant_mps, switch) and with a
-stand-in for the sleep mode.
+stand-in for the sleep mode. With COTENANT_BENCH_LIBRARY=.../libcotenant-softgpu.so, the steps alone and time run there,
+too.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from models_switch import SHAPE, ask, turns
 
 SOFT = models_pair.DEVICE == "soft"
 COUNTS = (2, 4) if SOFT else (2, 8, 32)
-START_S = 5.0 if SOFT else 45.0
+START_S = 5.0 if SOFT else 48.0  # with the end of the engines before
+LONGEST_S = 4.0 if SOFT else 30.0
 ROUNDS = 3
 STEPS = "alone,cotenant,cotenant_mps,mps,time,sleep1,sleep2,switch"
 CACHE, CACHE_8B = "11G", "4G"
@@ -54,11 +58,19 @@ def weightless(shape: str) -> str:
 
 
 @functools.cache
+def writing() -> tuple[subprocess.Popen[bytes], str]:
+    """Begin to write a model of the 8B shape with random weights; returns the process and the model's folder."""
+    folder = tempfile.mkdtemp(prefix="vllm-disk-")
+    code = f"from pathlib import Path; from tiny_llm import make; make(Path({folder!r}), 0, **{SHAPE!r})"
+    return subprocess.Popen([sys.executable, "-c", code]), folder
+
+
 def on_disk() -> str:
     """The folder of a model of the 8B shape with random weights."""
-    from tiny_llm import make
-
-    return str(make(Path(tempfile.mkdtemp(prefix="vllm-disk-")), 0, **SHAPE))
+    process, folder = writing()
+    if process.wait():
+        raise SystemExit("the model with weights was not written")
+    return folder
 
 
 def pair_engine(name: str, port: str) -> list[str]:
@@ -113,7 +125,14 @@ def rows(step: str, alone: dict[int, dict[str, Any]], until_s: float, later: int
     elif step == "switch":
         yield from turns(Path(tempfile.mkdtemp(prefix="switch-")), "soft" if SOFT else "vllm", ROUNDS)
     else:
-        yield from loads(step, alone, until_s, later, pair_engine, COUNTS, START_S)
+        yield from loads(step, alone, until_s, later, pair_engine, COUNTS, START_S, LONGEST_S)
+
+
+def joined(steps: list[str]) -> list[str]:
+    """Join the steps alone and time to one, which comes first."""
+    if not {"alone", "time"} <= set(steps):
+        return steps
+    return ["alone+time", *(step for step in steps if step not in ("alone", "time"))]
 
 
 def late(*_: object) -> None:
@@ -123,12 +142,14 @@ def late(*_: object) -> None:
 def main() -> None:
     """Run the steps, each within the time that it leaves the later ones to start their engines."""
     out = Path(sys.argv[1])
-    steps = (sys.argv[2] if len(sys.argv) > 2 else STEPS).split(",")
+    steps = joined((sys.argv[2] if len(sys.argv) > 2 else STEPS).split(","))
     until_s = time.monotonic() + (float(sys.argv[3]) if len(sys.argv) > 3 else 400.0)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no step's fault, so it ends all steps
     signal.signal(signal.SIGALRM, late)
     alone: dict[int, dict[str, Any]] = {}
     out.write_text("")
+    if "sleep2" in steps and not SOFT:
+        writing()  # takes 35 s, in which the first engine starts
     for number, step in enumerate(steps):
         later = len(steps) - number - 1
         signal.setitimer(signal.ITIMER_REAL, max(1.0, until_s - time.monotonic() - START_S * later))

@@ -91,6 +91,7 @@ class Client:
         """Statistics of all models over an interval of time."""
         every = [a for answers in self.answers.values() for a in answers]
         tokens = sum(begin_s <= at < end_s for a in every for at in a.stamps)
+        ended = sum(a.whole and begin_s <= a.stamps[-1] < end_s for a in every if a.stamps)
         first = [(a.stamps[0] - a.sent_s) * 1e3 for a in every if a.stamps and begin_s <= a.sent_s < end_s]
         gaps = []
         for a in every:
@@ -98,7 +99,7 @@ class Client:
             if len(inside) >= 4:
                 gaps.append((inside[-1] - inside[0]) / (len(inside) - 1) * 1e3)
         return {
-            "tokens_per_s": round(tokens / (end_s - begin_s), 1), "first_tokens": len(first),
+            "tokens_per_s": round(tokens / (end_s - begin_s), 1), "first_tokens": len(first), "ended": ended,
             "still_waiting": sum(not a.stamps and begin_s <= a.sent_s < end_s for a in every),
             "ttft_ms": middle(first), "ttft_p90_ms": middle(first, 0.9), "tpot_ms": middle(gaps),
             "tpot_p90_ms": middle(gaps, 0.9), "faults": self.faults[:3],
