@@ -37,7 +37,7 @@ SHAPE = {
 COMMANDS = {
     "transformers": "transformers serve {model} --port {{port}} --device cuda:0",
     "cpu": "transformers serve {model} --port {{port}} --device cpu",
-    "vllm": shlex.join(vllm_engine.command("{model}", "{name}", "{{port}}", "4G", "--load-format", "dummy")),
+    "vllm": shlex.join(vllm_engine.command("{model}", "{name}", "{{port}}", "8b", "--load-format", "dummy")),
     "small": f"{sys.executable} {Path(__file__).parent}/small_llm.py --name {{name}} --shape 8b --port {{{{port}}}}",
     "soft": f"{sys.executable} -m cotenant.cli.main timed-llm --model {{name}} --port {{{{port}}}} --device cuda"
     " --memory 48MiB --speed 10",

@@ -45,7 +45,6 @@ START_S = 5.0 if SOFT else 48.0  # with the end of the engines before
 LONGEST_S = 4.0 if SOFT else 30.0
 ROUNDS = 3
 STEPS = "alone,cotenant,cotenant_mps,mps,time,sleep1,sleep2,switch"
-CACHE, CACHE_8B = "11G", "4G"
 WAKE = {1: ["/wake_up"], 2: ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]}
 Rows = Generator[dict[str, Any], None, None]
 RELOAD = {"method": "reload_weights"}
@@ -77,7 +76,7 @@ def pair_engine(name: str, port: str) -> list[str]:
     """Command line of one of two 4B models."""
     if SOFT:
         return models_pair.engine(name, port)
-    return vllm_engine.command(weightless("4b"), name, port, CACHE, "--load-format", "dummy")
+    return vllm_engine.command(weightless("4b"), name, port, "4b", "--load-format", "dummy")
 
 
 def sleep_engine(level: int, name: str, port: str) -> list[str]:
@@ -85,7 +84,7 @@ def sleep_engine(level: int, name: str, port: str) -> list[str]:
     if SOFT:
         return [sys.executable, "-m", "sleeper", port]
     model, loads = (weightless("8b"), "dummy") if level == 1 else (on_disk(), "auto")
-    command = vllm_engine.command(model, name, port, CACHE_8B, "--enable-sleep-mode", "--load-format", loads)
+    command = vllm_engine.command(model, name, port, "8b", "--enable-sleep-mode", "--load-format", loads)
     return ["env", "VLLM_SERVER_DEV_MODE=1", *command]
 
 

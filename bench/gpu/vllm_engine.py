@@ -1,5 +1,8 @@
 """Command lines of an unmodified vLLM, and a model's folder without weights, for models_vllm.py and models_switch.py.
 
+    python bench/gpu/vllm_engine.py serve SHAPE PORT NAME FOLDER     # writes the folder and becomes that vLLM
+    python bench/gpu/vllm_engine.py limits SHAPE                     # its limits, as options of `cotenant profile llm`
+
 ENGINE_SITE is the folder with vLLM's packages if they are not installed (thin_wheels.py). ENGINE_OPTIONS are more
 options for vLLM, such as `--enforce-eager`.
 """
@@ -20,6 +23,9 @@ ENVIRONMENT = {
 # vLLM 0.20 reads CUDA_VISIBLE_DEVICES as an index, and ends if it is a UUID
 BY_INDEX = """case $CUDA_VISIBLE_DEVICES in GPU-*) export CUDA_VISIBLE_DEVICES=$(
 nvidia-smi -i $CUDA_VISIBLE_DEVICES --query-gpu=index --format=csv,noheader);; esac; exec "$@" """
+# options of all engines: requests and tokens of a step, tokens of a request and of a block of the cache
+SEQUENCES, STEP_TOKENS, LENGTH, BLOCK = 32, 8192, 2560, 16
+CACHES_GIB = {"4b": 11, "8b": 4, "tiny": 1}
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 SHAPES = {
     "4b": {
@@ -59,15 +65,45 @@ def model(folder: Path, shape: str) -> Path:
     return folder
 
 
-def command(model: str, name: str, port: str, cache: str, *more: str) -> list[str]:
-    """`vllm serve`, which records CUDA graphs of decode steps and compiles nothing. `cache`: size of the KV cache. With
-    a given size, vLLM does not use up the part of the GPU that --gpu-memory-utilization states, but refuses to start if
+def kv_tokens(shape: str) -> int:
+    """Return how many tokens the cache of a model holds, in bf16, as vLLM prints it."""
+    size = SHAPES[shape]
+    block = BLOCK * 4 * size["num_hidden_layers"] * size["num_key_value_heads"] * size["head_dim"]
+    return (CACHES_GIB[shape] << 30) // block * BLOCK
+
+
+def limits(shape: str) -> str:
+    """Return the limits of an engine as options of `cotenant profile llm`."""
+    return f"--max-sequences {SEQUENCES} --kv-tokens {kv_tokens(shape)} --step-tokens {STEP_TOKENS}"
+
+
+def command(model: str, name: str, port: str, shape: str, *more: str) -> list[str]:
+    """`vllm serve`, which records CUDA graphs of decode steps and compiles nothing. The size of the KV cache is that of
+    the shape. With a given size, vLLM does not use up the part of the GPU that --gpu-memory-utilization states, but refuses to start if
     that part is not free.
     """
     search = os.pathsep.join(filter(None, (os.environ.get("ENGINE_SITE"), os.environ.get("PYTHONPATH"))))
     words = ["env", *(f"{key}={value}" for key, value in (ENVIRONMENT | {"PYTHONPATH": search}).items())]
     words += ["sh", "-c", BY_INDEX, "sh", sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
-    words += ["--host", "127.0.0.1", "--port", port, "--served-model-name", name, "--max-model-len", "2560"]
-    words += ["--max-num-seqs", "32", "--kv-cache-memory-bytes", cache, "--gpu-memory-utilization", "0.1"]
+    words += ["--host", "127.0.0.1", "--port", port, "--served-model-name", name]
+    words += ["--max-model-len", str(LENGTH), "--max-num-seqs", str(SEQUENCES), "--block-size", str(BLOCK)]
+    words += ["--enable-chunked-prefill", "--max-num-batched-tokens", str(STEP_TOKENS)]
+    words += ["--kv-cache-memory-bytes", f"{CACHES_GIB[shape]}G", "--gpu-memory-utilization", "0.1"]
     words += ["--no-enable-prefix-caching", "-cc.mode=0", "-cc.cudagraph_mode=FULL_DECODE_ONLY"]
     return [*words, *more, *os.environ.get("ENGINE_OPTIONS", "").split()]
+
+
+def main() -> None:
+    """Print the limits of an engine, or become one."""
+    what, shape = sys.argv[1:3]
+    if what == "limits":
+        print(limits(shape))
+        return
+    port, name, folder = sys.argv[3:6]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    words = command(str(model(Path(folder), shape)), name, port, shape, "--load-format", "dummy")
+    os.execvp(words[0], words)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ from timed_llm import running
 from cotenant.core.errors import InputError
 from cotenant.loadgen.llm_profiling import Cell, Profiling, limits, measure
 from cotenant.loadgen.target import parse_target
+from cotenant.profiles.llm import files
 from cotenant.profiles.llm.files import add_row, find_profile, read_profiles
 from cotenant.profiles.llm.fit import Point, fit
 from cotenant.profiles.llm.profile import LlmProfile, Step, StepTimes, pairs_of, parse_size, roofline
@@ -87,6 +88,24 @@ def test_files_keep_their_other_rows_and_say_what_is_wrong(tmp_path: Path) -> No
     path.write_text('{"format": "cotenant-llm-profile-1", "models": {"a": {"prefill_ms": {"base": -1}}}}')
     with pytest.raises(InputError, match=r"llm\.json, field models\.a"):
         read_profiles(path)
+
+
+def test_a_profile_that_comes_with_the_package_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SHIPPED", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serving-h200.json").write_text("{}")
+    assert files.shipped_profiles() == []
+    add_row(tmp_path / "llm-qwen3-4b-h200.json", LlmProfile("qwen3-4b", TRUE), {"worst_residual": 0.1})
+    assert files.shipped_profiles() == ["qwen3-4b-h200"]
+    assert find_profile("qwen3-4b-h200", "chat").name == "qwen3-4b"
+    assert list(read_profiles("qwen3-4b-h200")) == ["qwen3-4b"]
+    assert files.residual_of("qwen3-4b-h200", "chat") == 0.1
+    with pytest.raises(InputError, match="qwen3-8b-h200.* shipped profiles: qwen3-4b-h200"):
+        find_profile("qwen3-8b-h200", "chat")
+    add_row(tmp_path / "qwen3-4b-h200", LlmProfile("own", TRUE))
+    assert find_profile("qwen3-4b-h200", "chat").name == "own", "a file of that name comes first"
 
 
 def test_a_size_is_an_estimate_from_a_card_s_peaks() -> None:

@@ -8,11 +8,14 @@
 
 `prefill_ms` and `decode_ms` are the coefficients of the formula of step times in profile.py; `LlmProfile` there says
 what `kv_tokens` to `max_context` mean.
+
+A profile that comes with the package is a file llm-NAME.json in `cotenant/profiles/data`, and is found by NAME.
 """
 
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +27,7 @@ from cotenant.core.jsonfile import read_json
 from cotenant.profiles.llm.profile import H100_MEMORY, LlmProfile, StepTimes, parse_size, roofline
 
 FORMAT = "cotenant-llm-profile-1"
+SHIPPED = Path(str(resources.files("cotenant.profiles").joinpath("data")))
 
 
 class _Prefill(Strict):
@@ -55,10 +59,25 @@ class _File(Strict):
     models: dict[str, _Row] = Field(min_length=1)
 
 
+def shipped_profiles() -> list[str]:
+    """Return the names of the profiles that come with the package."""
+    return sorted(path.name[len("llm-") : -len(".json")] for path in SHIPPED.glob("llm-*.json"))
+
+
+def _place(spec: str | Path) -> Path:
+    """Return the file that a profile's file name, or the name of a shipped profile, stands for."""
+    if Path(spec).exists() or not (shipped := shipped_profiles()) or Path(spec).suffix == ".json":
+        return Path(spec)
+    if str(spec) in shipped:
+        return SHIPPED / f"llm-{spec}.json"
+    raise InputError(f"no such file; shipped profiles: {', '.join(shipped)}", file=spec)
+
+
 def read_profiles(path: str | Path) -> dict[str, LlmProfile]:
-    """Return the profiles of all models of a file, by name. InputError with file and field of the first thing that is
-    wrong.
+    """Return the profiles of all models of a file, or of a shipped profile, by name. InputError with file and field of
+    the first thing that is wrong.
     """
+    path = _place(path)
     content = check(_File, read_json(path), path)
     return {name: _profile(name, row) for name, row in content.models.items()}
 
@@ -101,8 +120,8 @@ def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | No
 
 def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> LlmProfile:
     """Return a model's profile. If `spec` is a size such as 8b, the profile is estimated for a program that uses
-    `memory_bytes` of GPU memory. Otherwise `spec` is a file: the profile is the row with the model's name, or the only
-    row.
+    `memory_bytes` of GPU memory. Otherwise `spec` is a file or a shipped profile's name: the profile is the row with the
+    model's name, or the only row.
     """
     size = parse_size(spec)
     if size is not None:
@@ -116,7 +135,7 @@ def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> Llm
 def residual_of(path: str | Path, name: str) -> float | None:
     """Return the largest relative error of the fit of a model's measured profile; None if the file does not have it.
     The row is that of `find_profile`."""
-    rows: dict[str, Any] = read_json(path)["models"]
+    rows: dict[str, Any] = read_json(_place(path))["models"]
     row = rows.get(name) or next(iter(rows.values()))
     found = row.get("measured", {}).get("worst_residual")
     return float(found) if isinstance(found, (int, float)) else None
