@@ -5,17 +5,16 @@
 Steps: alone, cotenant, cotenant_mps, mps, time (as in models_pair.py, with vLLM and Qwen3-4B's shape, 2,048 prompt and
 256 output tokens, 2, 8 and 32 requests in flight per model), sleep1, sleep2 and switch, with models of an 8B shape. All
 weights are random. `alone` and `time` use the same two engines, because the start of an engine takes 40 to 45 s (the
-first one 73 s), and come first: one engine is idle while the other is measured alone. In `sleep1` and `sleep2` one vLLM sleeps on that level and wakes up, ROUNDS times; after level 2 it
-reads its weights from the disk (the page cache) again. `sleep_s`: until it sleeps; `card_gib`: the memory in use on the
-GPU then; `wake_s`: until it is awake; `first_token_s`: from the order to wake up to the first token. `switch` has the
-rows of models_switch.py, where `first_token_s` contains the eviction of the other model. `identical`: the answer equals
-the first one.
+first one 73 s), and come first: one engine is idle while the other is measured alone. In `sleep1` and `sleep2` one vLLM
+sleeps on that level and wakes up, ROUNDS times; after level 2 it reads its weights from the disk (the page cache)
+again. `sleep_s`: until it sleeps; `card_gib`: the memory in use on the GPU then; `wake_s`: until it is awake;
+`first_token_s`: from the order to wake up to the first token. `switch` has the rows of models_switch.py, where
+`first_token_s` contains the eviction of the other model. `identical`: the answer equals the first one.
 
 Rows are written as they come; `ready_s` is the time in which the engines of a step started, `ended` how many answers
-ended in the counted part of a load. CUDA_VISIBLE_DEVICES=soft
-tests all but vLLM: with `cotenant timed-llm` on the software GPU (steps cotenant, cotenant_mps, switch) and with a
-stand-in for the sleep mode. With COTENANT_BENCH_LIBRARY=.../libcotenant-softgpu.so, the steps alone and time run there,
-too.
+ended in the counted part of a load. CUDA_VISIBLE_DEVICES=soft tests all but vLLM: with `cotenant timed-llm` on the
+software GPU (steps cotenant, cotenant_mps, switch) and with a stand-in for the sleep mode. With
+COTENANT_BENCH_LIBRARY=.../libcotenant-softgpu.so, the steps alone and time run there, too.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ BOX = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of t
 ENTRY = struct.Struct("<HHIQIIHHI")  # kind, version, bytes of this header, of the payload, ..., architecture
 GLIBC = range(40, 4, -1)
 UNPACK = '''"""Unpacks the parts into a folder: python unpack.py SITE PART_FOLDER..."""
-import compileall, lzma, pathlib, sys, tarfile
+import lzma, pathlib, subprocess, sys, tarfile
 
 class Joined:
     def __init__(self, paths):
@@ -51,7 +51,7 @@ total = int(parts[0].suffix[1:].partition("of")[2])
 assert len(parts) == total, f"{len(parts)} of {total} parts"
 with lzma.open(Joined(parts)) as plain, tarfile.open(fileobj=plain, mode="r|") as archive:
     archive.extractall(sys.argv[1], filter="data")
-compileall.compile_dir(sys.argv[1], quiet=2, workers=0)
+subprocess.run([sys.executable, "-m", "compileall", "-qq", "-j", "0", sys.argv[1]], check=False)
 '''
 
 

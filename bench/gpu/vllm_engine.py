@@ -79,8 +79,8 @@ def limits(shape: str) -> str:
 
 def command(model: str, name: str, port: str, shape: str, *more: str) -> list[str]:
     """`vllm serve`, which records CUDA graphs of decode steps and compiles nothing. The size of the KV cache is that of
-    the shape. With a given size, vLLM does not use up the part of the GPU that --gpu-memory-utilization states, but refuses to start if
-    that part is not free.
+    the shape. With a given size, vLLM does not use up the part of the GPU that --gpu-memory-utilization states, but
+    refuses to start if that part is not free.
     """
     search = os.pathsep.join(filter(None, (os.environ.get("ENGINE_SITE"), os.environ.get("PYTHONPATH"))))
     words = ["env", *(f"{key}={value}" for key, value in (ENVIRONMENT | {"PYTHONPATH": search}).items())]

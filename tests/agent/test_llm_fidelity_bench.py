@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -53,7 +54,7 @@ def vllm_engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_limits_are_those_that_vllm_prints(vllm_engine: ModuleType) -> None:
     assert (vllm_engine.kv_tokens("4b"), vllm_engine.kv_tokens("8b")) == (80_096, 32_768)
     words = vllm_engine.command("folder", "m", "1", "4b")
-    given = dict(zip(words, words[1:], strict=False))
+    given = dict(itertools.pairwise(words))
     assert vllm_engine.limits("4b") == (
         f"--max-sequences {given['--max-num-seqs']} --kv-tokens 80096 "
         f"--step-tokens {given['--max-num-batched-tokens']}"

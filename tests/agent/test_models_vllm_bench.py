@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,3 +26,10 @@ def test_each_step_writes_its_rows(short_folder: Path) -> None:
     for step, count in (("sleep1", 3), ("sleep2", 3), ("switch", 8)):
         found = [row["identical"] for row in rows if row["step"] == step and "round" in row]
         assert found == [True] * count
+
+
+def test_alone_and_time_share_their_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench" / "gpu"))
+    joined = importlib.import_module("models_vllm").joined
+    assert joined(["alone", "cotenant", "mps", "time"]) == ["alone+time", "cotenant", "mps"]
+    assert joined(["alone", "mps"]) == ["alone", "mps"]

@@ -102,7 +102,7 @@ def test_a_profile_that_comes_with_the_package_is_found_by_its_name(
     assert find_profile("qwen3-4b-h200", "chat").name == "qwen3-4b"
     assert list(read_profiles("qwen3-4b-h200")) == ["qwen3-4b"]
     assert files.residual_of("qwen3-4b-h200", "chat") == 0.1
-    with pytest.raises(InputError, match="qwen3-8b-h200.* shipped profiles: qwen3-4b-h200"):
+    with pytest.raises(InputError, match=r"qwen3-8b-h200.* shipped profiles: qwen3-4b-h200"):
         find_profile("qwen3-8b-h200", "chat")
     add_row(tmp_path / "qwen3-4b-h200", LlmProfile("own", TRUE))
     assert find_profile("qwen3-4b-h200", "chat").name == "own", "a file of that name comes first"

@@ -120,8 +120,8 @@ def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | No
 
 def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> LlmProfile:
     """Return a model's profile. If `spec` is a size such as 8b, the profile is estimated for a program that uses
-    `memory_bytes` of GPU memory. Otherwise `spec` is a file or a shipped profile's name: the profile is the row with the
-    model's name, or the only row.
+    `memory_bytes` of GPU memory. Otherwise `spec` is a file or a shipped profile's name: the profile is the row with
+    the model's name, or the only row.
     """
     size = parse_size(spec)
     if size is not None:
