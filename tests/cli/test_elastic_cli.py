@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cotenant.cli.policies import policy_lists
+from cotenant.core.metrics.summary import summarise
+from cotenant.core.record.reader import read_record
 
 CLUSTER = """
 nodes:
@@ -92,3 +95,37 @@ def test_an_unknown_policy_is_answered_with_all_names(call: Any, name: str, hint
     assert hint in err
     known = err.rpartition("known: ")[2].strip().split(", ")
     assert set(known) == set(policy_lists()["policy"])
+
+
+SPOT = "hp1,1000,8,3600,m,1\nsp1,0,4,3600,m,0\nsp2,0,4,3600,m,0\nsp3,10,4,1800,m,0\n"
+
+
+@pytest.fixture
+def spot(tmp_path: Path) -> tuple[str, ...]:
+    """A guaranteed job that preempts two spot jobs, and a third spot job, on one node of 8 GPUs."""
+    rate = {"A100-40GB": {str(n): n for n in (1, 2, 4, 8)}}
+    (tmp_path / "e.json").write_text(json.dumps({"models": {"m": {"class": "image", "rate": rate}}}))
+    (tmp_path / "t.csv").write_text("id,arrival_s,gpus,duration_s,model,priority\n" + SPOT)
+    where = ("simulate", "--trace", f"native:{tmp_path / 't.csv'}", "--cluster", "1x8")
+    return (*where, "--profiles", str(tmp_path / "e.json"), "--restart-cost", "0s", "--policy", "spot")
+
+
+def test_spot_jobs_run_once_no_guaranteed_job_is_expected(call: Any, spot: tuple[str, ...], tmp_path: Path) -> None:
+    code, text, err = call(*spot, "--json", "--jct-csv", tmp_path / "jct.csv")
+    assert code == 0, err
+    assert json.loads(text)["jobs_completed"] == 4
+    # The guaranteed job waits for the round of 5 minutes that begins at 1200 s.
+    assert f"hp1,{1200 + 3600 - 1000}\n" in (tmp_path / "jct.csv").read_text()
+
+
+def test_jobs_left_waiting_are_part_of_the_result(
+    call: Any, spot: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that never starts spot jobs: the record is whole, and the exit code and a sentence say what it lacks."""
+    monkeypatch.setattr("cotenant.policy.elastic.spot.predicted_rise", lambda demand: np.full(demand.shape[1], 99.0))
+    code, text, err = call(*spot, "--json", "--out", tmp_path / "run")
+    assert code == 1
+    assert "policy spot left 3 jobs waiting (first: job sp1)" in err
+    answer = json.loads(text)
+    assert (answer["jobs_completed"], answer["jobs_unfinished"]) == (1, 3)
+    assert summarise(read_record(tmp_path / "run"))["jobs_unfinished"] == 3

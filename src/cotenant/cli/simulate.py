@@ -80,7 +80,7 @@ def simulate(
 
     With SERVICES.yaml as first argument: requests on a serving plan, see cotenant simulate SERVICES.yaml --help.
     """
-    from cotenant.core.errors import InputError
+    from cotenant.core.errors import InputError, WorkError
     from cotenant.sim.jobs.options import training_config
 
     if trace is None:
@@ -97,6 +97,8 @@ def simulate(
                 trace, trace_options, cluster_options, partition_options, given, out=out, label=label, quiet=json_
             )
             finish_up(*ran, html=html, jct_csv=jct_csv, json_=json_)
+            if ran[1].lacks:
+                raise WorkError(ran[1].lacks)
             return
         others = run_others(trace, trace_options, cluster_options, partition_options, given)
         result, done = run_policy(

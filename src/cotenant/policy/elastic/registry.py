@@ -10,7 +10,7 @@ from cotenant.policy.elastic.gandiva import Gandiva
 from cotenant.policy.elastic.gavel import Gavel
 from cotenant.policy.elastic.pollux import Pollux
 from cotenant.policy.elastic.sia import Sia
-from cotenant.policy.elastic.spot import Spot
+from cotenant.policy.elastic.spot import MEMORY, Spot
 from cotenant.policy.elastic.tesserae import Tesserae
 from cotenant.policy.elastic.view import ElasticPolicy
 
@@ -20,7 +20,8 @@ class Entry:
     """One elastic policy. `make(limit_s)` creates it, with a time limit in seconds for each program that it solves;
     `round_s`: length of a round in its paper; `profiles`: the built-in elastic profiles that it uses by default;
     `rigid`: jobs run only on as many GPUs as they request; `needs_price`: it needs the price of every GPU model;
-    `packs`: two jobs may share a GPU.
+    `packs`: two jobs may share a GPU; `patience`: number of rounds after which the policy has started a waiting job on an
+    idle cluster, or never does.
     """
 
     summary: str
@@ -30,6 +31,7 @@ class Entry:
     rigid: bool
     needs_price: bool = False
     packs: bool = False
+    patience: int = 0
 
 
 ELASTIC: dict[str, Entry] = {
@@ -69,7 +71,7 @@ ELASTIC: dict[str, Entry] = {
     ),
     "spot": Entry(
         "guaranteed jobs first; spot jobs get the GPUs that guaranteed jobs are predicted to leave free (GFS)",
-        lambda _: Spot(), 300.0, "gavel", True,
+        lambda _: Spot(), 300.0, "gavel", True, patience=MEMORY,
     ),
     "spot-greedy": Entry(
         "guaranteed jobs first, spot jobs on all free GPUs: the baseline of spot",

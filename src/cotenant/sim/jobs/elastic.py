@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from cotenant.core import work
 from cotenant.core.cluster import Cluster
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError
 from cotenant.core.record.record import Record, cluster_info
 from cotenant.core.record.schema import RunInfo
 from cotenant.core.record.writer import RecordWriter
-from cotenant.core.units import parse_seconds
+from cotenant.core.units import counted, parse_seconds
 from cotenant.policy.elastic.registry import find_elastic
 from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, View
 from cotenant.policy.jobs.allotment import A_ELASTIC
@@ -93,7 +93,7 @@ def run_elastic(
     """Run the trace to its end under an elastic policy. The record is written to folder `out`, or kept in memory if
     that is None. `on_ready()` is called once the input is valid, before long computations; `progress(finished, jobs)`
     whenever events are written. `more_options` are added to the policy's options in the record. InputError for jobs
-    that cannot run on the cluster."""
+    that cannot run on the cluster. If the policy leaves jobs waiting for ever, the outcome's `lacks` says so."""
     trace.require_jobs()
     entry = find_elastic(options.policy)
     profiles = load_elastic(options.profiles or entry.profiles)
@@ -112,7 +112,7 @@ def run_elastic(
     if on_ready is not None:
         on_ready()
     warm_up(tables.demand, tables.nodes, choice)
-    world = _world(trace.jobs, tables, choice, lease_s, chooser.restart_s)
+    world = _world(trace.jobs, tables, choice, lease_s, chooser.restart_s, entry.patience)
     info = RunInfo(
         label=label or options.policy,
         seed=trace.seed,
@@ -136,14 +136,18 @@ def run_elastic(
         run_window(window, chooser.choose, writer, progress)
         engine_s = time.perf_counter() - started
         never = window.unfinished()
-        if len(never):
-            first = trace.jobs.id[never[0]]
-            raise WorkError(f"policy {options.policy} left {len(never)} jobs waiting (first: job {first})")
         record = writer.close()
-    return record, Outcome(engine_s, policy.summary())
+    lacks = ""
+    if len(never):
+        first = trace.jobs.id[never[0]]
+        lacks = f"policy {options.policy} left {counted(len(never), 'job')} waiting (first: job {first})"
+    return record, Outcome(engine_s, policy.summary(), lacks)
 
 
-def _world(jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: float, restart_s: Floats) -> World:
+def _world(
+    jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: float, restart_s: Floats,
+    patience: int,
+) -> World:  # fmt: skip
     rows = np.zeros(len(jobs), JOB)
     rows["type"] = tables.base
     rows["arrival_s"] = rows["last_run_s"] = jobs.arrival_s
@@ -157,6 +161,7 @@ def _world(jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: floa
         record_moves=True,
         idle_limit=IDLE_ROUNDS + int(10 * float(restart_s.max()) / lease_s),
         moves_matter=True,
+        patience=patience,
     )
     context = JobPolicy().context(np.ones(1), 1.0)
     world = make_world(rows, tables.demand, tables.nodes, choice, context, kernel_options)

@@ -77,6 +77,7 @@ class Outcome:
 
     engine_s: float  # real duration in s of the event loop, without reading, compiling and summarizing
     solver: dict[str, Any] = field(default_factory=dict)
+    lacks: str = ""  #: a sentence that says what the run lacks, such as jobs that were never started
 
 
 def run_training(

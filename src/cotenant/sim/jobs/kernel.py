@@ -166,8 +166,7 @@ def _serve(w: World, now: float) -> None:
     c[C_FINISHED] = ends
     c[C_TOLD] = 0
     c[C_IDLE] = c[C_IDLE] + 1 if anybody and owing else ZERO
-    if not anybody:
-        c[C_STALLED] = 1
+    c[C_STALLED] = ZERO if anybody or c[C_NEXT] < len(w.jobs) else c[C_STALLED] + 1
     if w.options.exact_finish:
         for i in range(1, ends):  # an insertion sort is fast enough, because few jobs end in one lease
             job = run.ended[i]
@@ -215,9 +214,8 @@ def advance(w: World) -> int:
                 return FLUSH
             tell_round(w, now)
             _serve(w, now)
-            if c[C_STALLED] == 1 and c[C_NEXT] >= len(w.jobs):
+            if c[C_STALLED] > w.options.patience:
                 return DONE  # the cluster is idle and no job will arrive, so the waiting jobs can never run on it
-            c[C_STALLED] = 0
             if c[C_IDLE] > w.options.idle_limit:
                 return NOWHERE
             c[C_TICK] += 1

@@ -53,6 +53,8 @@ class Options(NamedTuple):
     record_moves: bool
     idle_limit: int  #: a run is aborted after this many rounds without any work except restarts
     moves_matter: bool  # whether moves are recorded, cost time or may change the speed
+    # a run ends when jobs wait on an idle cluster for more than this many successive rounds after the last arrival
+    patience: int = 0
 
 
 class Run(NamedTuple):
