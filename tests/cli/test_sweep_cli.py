@@ -258,3 +258,26 @@ def test_options_of_other_policies_are_one_sentence(tmp_path: Path, lines: str, 
     assert said in result.err
     assert len(result.err.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("json_", [True, False])
+def test_a_failed_run_is_named_and_the_others_are_reported(tmp_path: Path, json_: bool) -> None:
+    """Jobs of 8 GPUs fit on one of the two clusters."""
+    (tmp_path / "t.csv").write_text("id,arrival_s,gpus,duration_s\na,0,8,600\nb,300,8,600\n")
+    file = tmp_path / "s.yaml"
+    file.write_text("trace: native:t.csv\ncluster: [1x4, 1x8]\nordering: [fifo, las]\nallotment: proportional\n")
+    out = tmp_path / "out"
+    result = cotenant("sweep", file, "--out", out, "--workers", 1, *(["--json"] if json_ else []))
+    assert result.code == 1, result.err
+    assert "the run with cluster: 1x4, ordering: fifo failed: " in result.err
+    assert "the run with cluster: 1x4, ordering: las failed: " in result.err
+    assert "cluster: 1x8" not in result.err
+    assert (out / "report.html").stat().st_size > 100_000
+    listed = json.loads((out / "sweep.json").read_text())["runs"]
+    assert [("error" in run, run["cluster"]) for run in listed] == [(True, "1x4")] * 2 + [(False, "1x8")] * 2
+    if json_:
+        answer = json.loads(result.out)
+        assert [run["jobs_completed"] for run in answer["runs"]] == [2, 2]
+        assert [run["options"] for run in answer["failed"]] == [
+            {"cluster": "1x4", "ordering": ordering} for ordering in ("fifo", "las")
+        ]

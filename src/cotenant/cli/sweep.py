@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from cotenant.core.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cotenant.report.runs import Run
+    from cotenant.sim.jobs.sweep import Ran
 
 app = typer.Typer(add_completion=False)
 
@@ -50,7 +58,7 @@ def sweep(
     check_outputs(out, html, holds="runs")
     try:
         with jobs_progress(f"{plan.title}: runs", len(plan)) as tick:
-            folders = run_sweep(
+            ran = run_sweep(
                 plan, out, file.parent, workers=workers, address=address, progress=tick, on_ready=say_compiling
             )
     except KeyboardInterrupt:
@@ -58,7 +66,7 @@ def sweep(
         print(f"cotenant: {text}", file=sys.stderr)
         raise typer.Exit(130) from None
     families = {model.name: model.family for model in load_profiles().models.values()}
-    runs = arrange([run_of(read_record(folder), families) for folder in folders])
+    runs = arrange([run_of(read_record(folder), families) for folder in ran.folders])
     write_page(page, runs, plan.title)
     if json_:
         import orjson
@@ -67,10 +75,31 @@ def sweep(
             {"label": r.label, "path": str(r.path), "seed": r.info.seed, "options": r.info.options, **r.summary}
             for r in runs
         ]
-        sys.stdout.write(orjson.dumps({"title": plan.title, "runs": entries, "html": str(page)}).decode() + "\n")
+        failed = [{"options": point, "error": str(error)} for point, error in ran.failed]
+        content = {"title": plan.title, "runs": entries, "failed": failed, "html": str(page)}
+        sys.stdout.write(orjson.dumps(content, default=str).decode() + "\n")
+        _say_lacks(ran, runs)
         return
     from cotenant.report.table import print_runs
 
     note = moves_note((run.info, run.summary) for run in runs)
     print_runs([(run.label, run.summary) for run in runs], title=plan.title, moves_note=note)
     typer.echo(f"wrote {page}")
+    _say_lacks(ran, runs)
+
+
+def _say_lacks(ran: Ran, runs: Sequence[Run]) -> None:
+    """Name the failed runs and those with unfinished jobs on standard error; if there are any, exit with 1."""
+    lacks = [
+        f"the run with {', '.join(f'{name}: {value}' for name, value in point.items())} failed: {error}"
+        for point, error in ran.failed
+    ]
+    lacks += [
+        f"the run {run.label} left {counted(run.summary['jobs_unfinished'], 'job')} unfinished"
+        for run in runs
+        if run.summary["jobs_unfinished"]
+    ]
+    for line in lacks:
+        typer.echo(f"cotenant: {line}", err=True)
+    if lacks:
+        raise typer.Exit(1)

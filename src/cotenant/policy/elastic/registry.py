@@ -20,8 +20,8 @@ class Entry:
     """One elastic policy. `make(limit_s)` creates it, with a time limit in seconds for each program that it solves;
     `round_s`: length of a round in its paper; `profiles`: the built-in elastic profiles that it uses by default;
     `rigid`: jobs run only on as many GPUs as they request; `needs_price`: it needs the price of every GPU model;
-    `packs`: two jobs may share a GPU; `patience`: number of rounds after which the policy has started a waiting job on an
-    idle cluster, or never does.
+    `packs`: two jobs may share a GPU; `patience`: number of rounds on an idle cluster after which the policy has
+    started a waiting job, or never does.
     """
 
     summary: str

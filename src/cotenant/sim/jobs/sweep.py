@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.core.files import atomic_file, cannot_write
 from cotenant.profiles.training.tables import load_profiles
 from cotenant.sim.jobs.sweep_file import Point, Sweep, key_of, run_point
@@ -27,6 +28,18 @@ from cotenant.workloads.clusters.forms import parse_cluster
 from cotenant.workloads.jobs.generate import Workload, generate
 
 Progress = Callable[[int, int], None]
+Failure = InputError | WorkError
+OnDone = Callable[[Path, Failure | None], None]  #: gets a run's folder, and its error if it failed
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The runs of a sweep that has ended, in the sweep's order: the folders of finished runs, and for each failed run
+    its values of the sweep's axes and its error.
+    """
+
+    folders: list[Path]
+    failed: list[tuple[Point, Failure]]
 
 
 def _start_worker() -> None:
@@ -65,8 +78,9 @@ def run_sweep(
     address: str | None = None,
     progress: Progress | None = None,
     on_ready: Callable[[], None] | None = None,
-) -> list[Path]:
-    """Run the points that have no result yet. Returns the folders of all runs, in the sweep's order.
+) -> Ran:
+    """Run the points that have no result yet. A run that fails does not keep the others from running; if all fail, the
+    first one's error is raised.
 
     `workers`: number of concurrent runs; None: one for each core. `address`: address of the Ray cluster to use; None:
     this machine. `on_ready()` is called before the first run, if there is one; `progress(done, runs)` after each. After
@@ -80,6 +94,7 @@ def run_sweep(
         raise cannot_write(out, error) from None
     todo = [(p, f) for p, f in zip(points, folders, strict=True) if not (f / "run.json").exists()]
     done = len(points) - len(todo)
+    errors: dict[Path, Failure] = {}
     if progress is not None:
         progress(done, len(points))
     if todo:
@@ -87,7 +102,9 @@ def run_sweep(
             on_ready()
         count = itertools.count(done + 1)
 
-        def on_done() -> None:
+        def on_done(folder: Path, error: Failure | None) -> None:
+            if error is not None:
+                errors[folder] = error
             if progress is not None:
                 progress(next(count), len(points))
 
@@ -98,28 +115,39 @@ def run_sweep(
             from cotenant.sim.jobs.sweep_ray import run_on_ray
 
             run_on_ray(todo, base, address, workers, on_done)
+    failed = [
+        ({name: p[name] for name in sweep.axes}, errors[f]) for p, f in zip(points, folders, strict=True) if f in errors
+    ]
+    if len(failed) == len(points):
+        raise failed[0][1]
     with atomic_file(out / "sweep.json") as file:
         axes = {name: [str(value) for value in values] for name, values in sweep.axes.items()}
-        runs = [{"folder": f"runs/{f.name}", **p} for p, f in zip(points, folders, strict=True)]
+        runs = [
+            {"folder": f"runs/{f.name}", **p, **({"error": str(errors[f])} if f in errors else {})}
+            for p, f in zip(points, folders, strict=True)
+        ]
         json.dump({"title": sweep.title, "axes": axes, "runs": runs}, file, indent=1, default=str)
-    return folders
+    return Ran([folder for folder in folders if folder not in errors], failed)
 
 
-def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: Callable[[], None]) -> None:
-    """Distribute the points of the sweep to worker processes. On an error or interrupt, stop them and remove unfinished
-    runs.
+def _run_all(todo: list[tuple[Point, Path]], base: Path, workers: int, on_done: OnDone) -> None:
+    """Distribute the points of the sweep to worker processes. On an interrupt or an error that is not one of a run,
+    stop them and remove unfinished runs.
     """
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
         with _deaf_to_interrupt():
-            pending: set[Future[None]] = {pool.submit(run_point, p, f, base) for p, f in todo}
+            folders: dict[Future[None], Path] = {pool.submit(run_point, p, f, base): f for p, f in todo}
+        pending = set(folders)
         while pending:
             finished, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:
-                future.result()
-                on_done()
+                error = future.exception()
+                if error is not None and not isinstance(error, Failure):
+                    raise error
+                on_done(folders[future], error)
     except BaseException as error:
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()

@@ -27,13 +27,15 @@ Files = dict[str, bytes]
 
 
 def run_on_ray(
-    todo: Sequence[tuple[Point, Path]], base: Path, address: str, workers: int | None, on_done: Callable[[], None]
+    todo: Sequence[tuple[Point, Path]], base: Path, address: str, workers: int | None,
+    on_done: Callable[[Path, InputError | WorkError | None], None],
 ) -> None:
     """Run the points of a sweep on the Ray cluster at `address` ("auto": the one of this machine).
 
-    `workers`: limit of concurrent runs; None: the cluster's number of CPUs. `on_done()` is called after each run.
-    WorkError if the cluster cannot be reached, or repeatedly loses a run's worker; InputError for an invalid address,
-    or if a run raises it.
+    `workers`: limit of concurrent runs; None: the cluster's number of CPUs. `on_done(folder, error)` is called
+    after each run, with its error if it failed.
+    WorkError if the cluster cannot be reached, or repeatedly loses a run's worker; InputError for an invalid
+    address.
     """
     with needs("ray"):
         import ray
@@ -68,10 +70,11 @@ def run_on_ray(
                 except Exception as error:
                     why = f"run {folder.name} cannot run on the cluster, or {RETRIES + 1} workers died during it"
                     raise WorkError(f"{why}: {_first_line(error)}") from None
-                if isinstance(found, Exception):
-                    raise found
+                if isinstance(found, InputError | WorkError):
+                    on_done(folder, found)
+                    continue
                 _write(folder, found)
-                on_done()
+                on_done(folder, None)
     finally:
         for reference in running:
             with contextlib.suppress(Exception):
@@ -94,7 +97,9 @@ def check_listens(address: str) -> None:
         raise WorkError(f"cannot reach Ray at {address}: {_first_line(error)}") from None
 
 
-def run_packed(point: Point, base: str, program: str, digests: dict[str, str], *contents: bytes) -> Files | Exception:
+def run_packed(
+    point: Point, base: str, program: str, digests: dict[str, str], *contents: bytes
+) -> Files | InputError | WorkError:
     """Run a sweep point on this machine. Returns the files of its record, or its error.
 
     `digests` and `contents`: hashes and contents of the files that the point names, by option and in the same order.
