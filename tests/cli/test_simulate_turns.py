@@ -97,7 +97,7 @@ def test_files_that_no_gpu_can_run(tmp_path: Path) -> None:
         ("tenants: [{name: a, mechanism: mps}]", "takes no turns"),
         ("tenants: [{name: a, gpus: [0, 1]}]", "several GPUs"),
         ("tenants: [{name: a, gpus: 2}]", "is not a list of GPUs"),
-        ("tenants: [{name: a, best_effort: 'no'}]", "should be a valid boolean"),
+        ("tenants: [{name: a, best_effort: 'no'}]", "is not true or false"),
         ("tenants: [{name: a, request: 60%}, {name: b, request: 50%}]", "110%"),
     ):
         path.write_text(text)

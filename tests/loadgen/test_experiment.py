@@ -95,3 +95,29 @@ def test_an_unknown_name_lists_the_shipped(call: Any) -> None:
     assert code == 2
     assert "traffic" in err
     assert call("experiment", "--list")[1].count("\n") == len(shipped())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--duration", "0s"), "--duration: '0s' is not above 0 s"),
+        (("--duration", "soon"), "--duration: 'soon' is not a quantity"),
+        (("--rate", "x0"), "--rate: 'x0' is not a factor"),
+        (("--out", "taken"), "taken: exists and is not a folder; choose another name"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_server_starts(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    code, _, err = call("experiment", write(tmp_path, SMALL), *words)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert said in err
+    assert not list(tmp_path.glob("*-out"))
+
+
+def test_a_file_whose_load_takes_no_time_is_refused_at_its_line(call: Any, tmp_path: Path) -> None:
+    code, _, err = call("experiment", write(tmp_path, {**SMALL, "duration": "0s"}), "--out", tmp_path / "out")
+    assert code == 2
+    assert "small.yaml, line 1, field duration: '0s' is not above 0 s" in err

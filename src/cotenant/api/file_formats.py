@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import unknown_name
 
 Schema = dict[str, Any]
 
@@ -31,7 +31,7 @@ def names() -> tuple[str, ...]:
 def schema(name: str) -> Schema:
     """Return the JSON Schema (2020-12) of a kind of file. For an unknown kind, InputError lists the known ones."""
     if name not in FORMATS:
-        raise InputError(f"unknown file {name!r}; known: {', '.join(FORMATS)}")
+        raise unknown_name("file", name, FORMATS)
     form = FORMATS[name]
     made = form.make()
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": form.title}

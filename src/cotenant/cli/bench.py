@@ -13,7 +13,7 @@ from cotenant.cli.bench_gateway import gateway
 from cotenant.cli.bench_llm import llm
 from cotenant.cli.bench_pcie import pcie
 from cotenant.cli.progress import say
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.core.units import counted, parse_fraction, parse_memory, parse_seconds
 
 app = typer.Typer(
@@ -140,7 +140,7 @@ def overhead(
     kinds = tuple(workloads.split(",")) if workloads else KINDS
     for kind in kinds:
         if kind not in KINDS:
-            raise InputError(f"unknown workload {kind!r}; known: {', '.join(KINDS)}", field="--workloads")
+            raise unknown_name("workload", kind, KINDS, "--workloads")
     if pairs < 6:
         raise InputError("a confidence interval needs at least 6 pairs", field="--pairs")
     block_s = parse_seconds(block, "--block")

@@ -22,13 +22,13 @@ def gateway(
     """
 
     from cotenant.bench.gateway import SYSTEMS, measure
-    from cotenant.core.errors import InputError
+    from cotenant.core.errors import InputError, unknown_name
     from cotenant.core.extras import require
 
     chosen = tuple(systems.split(",")) if systems else SYSTEMS
     unknown = [name for name in chosen if name not in SYSTEMS]
     if unknown:
-        raise InputError(f"unknown system {unknown[0]!r}; known: {', '.join(SYSTEMS)}", field="--systems")
+        raise unknown_name("system", unknown[0], SYSTEMS, "--systems")
     if not (1 <= connections <= 1000 and 0.2 <= seconds <= 600 and 1 <= rounds <= 100):
         raise InputError("connections must be 1 to 1000, seconds 0.2 to 600 and rounds 1 to 100", field="--connections")
     require("serve", "httptools", "hpack", "google.protobuf", "onnxruntime")

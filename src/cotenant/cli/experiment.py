@@ -52,6 +52,8 @@ def experiment(
     changes = {"duration": duration, "seed": seed, "replan": replan}
     found = read_experiment(file, {k: v for k, v in changes.items() if v is not None}, rate)
     folder = Path(out or f"{found.name}-out")
+    if folder.exists() and not folder.is_dir():
+        raise InputError("exists and is not a folder; choose another name", file=folder)
     names = [s.name for s in load_services(found)]
     with live_table(names, found.duration_s, found.raw.title, as_json) as tell:
         outcome = run_experiment(found, folder, tell, say)

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cotenant import __version__
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,11 +140,9 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
         if name not in VERBS:
-            import difflib
-
-            close = difflib.get_close_matches(name, VERBS, 1)
-            if close and not ctx.resilient_parsing:
-                raise InputError(f"no such command '{name}'; did you mean {close[0]}?")
+            hint = nearest(name, VERBS)
+            if hint and not ctx.resilient_parsing:
+                raise InputError(f"no such command '{name}'; {hint}")
             return super().resolve_command(ctx, args)
         module = importlib.import_module(_module(name, args[1:]))
         if hasattr(module, "refuse_trace") and not ctx.resilient_parsing:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from cotenant.core.mig import Geometry
@@ -183,7 +183,7 @@ def plan(
     from cotenant.policy.mig.optimizer import OBJECTIVES, best_partition, plan_jobs, speed_row
 
     if objective not in OBJECTIVES:
-        raise InputError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}", field="objective")
+        raise unknown_name("objective", objective, OBJECTIVES, "objective")
     geo = geometry(gpu, double_memory=double_memory)
     todo = _read_jobs(jobs, geo)
     best = plan_jobs(geo, todo, objective)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.cli.progress import say_compiling_serving
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError, unknown_name
 from cotenant.core.extras import needs
 from cotenant.core.textfile import cell_number, csv_columns
 from cotenant.core.units import counted, parse_seconds
@@ -82,7 +82,7 @@ def decisions(
 def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int, period: str, as_json: bool) -> None:
     """Print the decisions on the number of GPUs for a file of measured rates."""
     if forecast not in FORECASTS:
-        raise InputError(f"unknown forecast {forecast!r}; known: {', '.join(FORECASTS)}", field="forecast")
+        raise unknown_name("forecast", forecast, FORECASTS, "forecast")
     if patience < 1:
         raise InputError("patience must be at least 1", field="patience")
     period_s = parse_seconds(period, field="period")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.sim.partition_options import SHARED, PartitionOptions
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def run_others(
     names = list(POLICIES) if text == "all" else [n.strip() for n in text.split(",") if n.strip()]
     for name in names:
         if name not in POLICIES:
-            raise InputError(f"unknown policy {name!r}; known: all, {', '.join(POLICIES)}", field="against")
+            raise unknown_name("policy", name, ("all", *POLICIES), "against")
     return [
         run_policy(
             spec,

@@ -5,7 +5,6 @@ Imported only where a file is validated, so that modules that merely describe se
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -22,8 +21,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from cotenant.core.errors import InputError
-from cotenant.core.units import parse_bytes, parse_fraction, parse_memory, parse_memory_or_zero, parse_seconds
+from cotenant.core.errors import InputError, nearest
+from cotenant.core.units import (
+    counted,
+    format_seconds,
+    parse_bytes,
+    parse_fraction,
+    parse_memory,
+    parse_memory_or_zero,
+    parse_seconds,
+)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -79,8 +86,7 @@ class Strict(Numbers):
         known = [field.alias or name for name, field in cls.model_fields.items()]
         for key in data if isinstance(data, Mapping) else ():
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
-                hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+                hint = f"; {nearest(str(key), known) or 'known: ' + ', '.join(known)}"
                 raise PydanticCustomError("unknown", "unknown setting {key}{hint}", {"key": repr(key), "hint": hint})
         return data
 
@@ -112,10 +118,48 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
     elif first["type"] == "missing":
         text = "is missing"
     else:
-        said = first["msg"].removeprefix("Input ")
-        text = f"{_short(first['input'])} {said[:1].lower()}{said[1:]}"
+        text = worded(first)
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
     return InputError(text, file=file, field=field or None)
+
+
+def worded(problem: Mapping[str, Any], *, seconds: bool = False) -> str:
+    """Return in words what is wrong with a value that pydantic refused. `problem`: an entry of
+    ValidationError.errors(). `seconds`: the value is a time."""
+    value, limits = problem["input"], problem.get("ctx", {})
+    kind, shown = problem["type"], _short(value)
+    if kind == "literal_error":
+        known = [word.strip("'") for word in limits["expected"].replace(" or ", ", ").split(", ")]
+        hint = nearest(value, known) if isinstance(value, str) else ""
+        return f"{shown} is not {', '.join(known[:-1])}{' or ' * (len(known) > 1)}{known[-1]}{'; ' * bool(hint)}{hint}"
+    for word, name in _LIMITS.items():
+        if kind == word:
+            limit = limits[name.split()[-1]]
+            said = format_seconds(limit) if seconds and limit else f"{limit:,.12g}{' s' * seconds}"
+            return f"{shown} {' '.join(name.split()[:-1])} {said}"
+    if kind in ("too_short", "string_too_short"):
+        entry = "character" if kind == "string_too_short" else "entry"
+        least = counted(limits["min_length"], entry, "entries" if entry == "entry" else None)
+        return f"{shown} is too short: at least {least} {'is' if limits['min_length'] == 1 else 'are'} needed"
+    if kind in _KINDS:
+        return f"{shown} is not {_KINDS[kind]}"
+    said = problem["msg"].removeprefix("Input ")
+    return f"{shown} {said[:1].lower()}{said[1:]}"
+
+
+# pydantic's type of an error -> words before the limit, and the limit's name in the error's context
+_LIMITS = {
+    "greater_than": "is not above gt", "greater_than_equal": "is less than ge",
+    "less_than": "is not below lt", "less_than_equal": "is over le",
+}  # fmt: skip
+_KINDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "mapping_type"), "a set of keys and values"),
+    "string_type": "a text", "finite_number": "a finite number",
+}  # fmt: skip
 
 
 def _short(value: Any) -> str:

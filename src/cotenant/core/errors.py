@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 
@@ -67,7 +67,25 @@ class LostServerError(WorkError):
     """
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the hint "did you mean X?" with the known name that is most like `name`; empty if none is like it."""
+    import difflib
+
+    names = {x.lower(): x for x in map(str, known)}
+    near = difflib.get_close_matches(str(name)[:200].lower(), names, 1)
+    return f"did you mean {names[near[0]]}?" if near else ""
+
+
+def unknown_name(kind: str, name: str, known: Collection[str], field: str | None = None) -> InputError:
+    """Return the InputError for a name that is not known, with the nearest known name and all of them. `kind`: what it
+    should be the name of, such as ordering."""
+    hint = nearest(name, known)
+    said = f"unknown {kind} {str(name)[:200]!r}; {hint}{' ' * bool(hint)}known: {', '.join(known)}"
+    return InputError(said, field=field)
+
+
 def check_choice(value: str, known: Collection[str], field: str) -> None:
     """Raise InputError unless `value` is one of the known values of an option."""
     if value not in known:
-        raise InputError(f"{value!r} is not {' or '.join(known)}", field=field)
+        hint = nearest(value, known)
+        raise InputError(f"{value!r} is not {' or '.join(known)}{'; ' * bool(hint)}{hint}", field=field)

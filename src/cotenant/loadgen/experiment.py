@@ -17,7 +17,7 @@ import yaml
 from pydantic import Field
 
 from cotenant.core.checked import Strict, check
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError, nearest
 from cotenant.core.files import atomic_file
 from cotenant.core.serving import Application, Service, ServingPlan
 from cotenant.core.units import parse_seconds
@@ -101,13 +101,15 @@ def read_experiment(name: str, changes: Mapping[str, Any], rate: str = "x1") -> 
     """Read an experiment file, or a shipped one by name. `changes`: values that replace keys of the file; `rate`: a
     factor on the planned and sent rates.
     """
+    factor = parse_factor(rate)
+    if "duration" in changes:
+        _check_time(changes["duration"], "duration")
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.exists():
         if name not in shipped():
-            known = ", ".join(shipped())
-            raise InputError(
-                f"{name!r} is neither a file nor a shipped experiment; shipped: {known}", field="experiment"
-            )
+            near, known = nearest(name, shipped()), ", ".join(shipped())
+            hint = f"; {near} shipped: {known}" if near else f"; shipped: {known}"
+            raise InputError(f"{name!r} is neither a file nor a shipped experiment{hint}", field="EXPERIMENT")
         path = Path(str(resources.files("cotenant.loadgen").joinpath("mixes", f"{name}.yaml")))
     read = read_yaml(path)
     if not isinstance(read.content, dict):
@@ -115,7 +117,16 @@ def read_experiment(name: str, changes: Mapping[str, Any], rate: str = "x1") -> 
     with read.located():
         raw = check(ExperimentFile, {**read.content, **changes})
         parse_load_arrivals(raw.load.arrivals)
-        return _checked(path, raw, parse_factor(rate))
+        if "duration" not in changes:
+            _check_time(raw.duration, "duration")
+        _check_time(raw.load.step, "load.step")
+        return _checked(path, raw, factor)
+
+
+def _check_time(text: str, field: str) -> None:
+    """Refuse a time of 0 before anything is planned or started for it."""
+    if parse_seconds(text, field=field) <= 0:
+        raise InputError(f"{text!r} is not above 0 s", field=field)
 
 
 def _checked(path: Path, raw: ExperimentFile, factor: float) -> Experiment:

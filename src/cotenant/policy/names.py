@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.policy.elastic.registry import ELASTIC
 from cotenant.policy.jobs.ordering import ORDERINGS
 from cotenant.policy.mig.decide import POLICIES
@@ -15,8 +13,7 @@ def check_policy(name: str) -> None:
     known = (*ELASTIC, *POLICIES)
     if name in known:
         return
-    near = difflib.get_close_matches(name.lower(), known, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
     if name in ORDERINGS:
-        hint = f"it is an ordering, --ordering {name}; "
-    raise InputError(f"unknown policy {name!r}; {hint}known: {', '.join(known)}", field="policy")
+        what = f"unknown policy {name!r}; it is an ordering, --ordering {name}; known: {', '.join(known)}"
+        raise InputError(what, field="policy")
+    raise unknown_name("policy", name, known, "policy")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cotenant.abi.floor import LEAD_NS, STRETCH_PERMILLE, RuleKind, RunAhead, WorkClass
 from cotenant.abi.rules import FloorRule
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.policy.colocation.division import share_ns
 
 RUN_AHEAD = tuple(way.name.lower() for way in RunAhead)
@@ -130,8 +130,7 @@ def scheme_named(name: str) -> Scheme:
     for scheme in SCHEMES:
         if scheme.name == name:
             return scheme
-    known = ", ".join(scheme.name for scheme in SCHEMES)
-    raise InputError(f"unknown co-location scheme {name!r}; known: {known}", field="colocation")
+    raise unknown_name("co-location scheme", name, [scheme.name for scheme in SCHEMES], "colocation")
 
 
 def settings_for(name: str, **changes: object) -> ColocationSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import unknown_name
 from cotenant.policy.elastic.gandiva import Gandiva
 from cotenant.policy.elastic.gavel import Gavel
 from cotenant.policy.elastic.pollux import Pollux
@@ -83,5 +83,5 @@ ELASTIC: dict[str, Entry] = {
 def find_elastic(name: str) -> Entry:
     """Return the entry of the elastic policy of that name; the InputError for an unknown name lists the known ones."""
     if name not in ELASTIC:
-        raise InputError(f"unknown policy {name!r}; known: {', '.join(ELASTIC)}", field="policy")
+        raise unknown_name("policy", name, ELASTIC, "policy")
     return ELASTIC[name]

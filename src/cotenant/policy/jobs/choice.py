@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.policy.jobs.allotment import ALLOTMENTS
 from cotenant.policy.jobs.ordering import ORDERINGS, Context, gittins_table
 from cotenant.policy.jobs.placement import PLACEMENTS
@@ -44,7 +44,7 @@ class JobPolicy:
             ("placement", self.placement, PLACEMENTS),
         ):
             if name not in known:
-                raise InputError(f"unknown {kind} {name!r}; known: {', '.join(known)}", field=kind)
+                raise unknown_name(kind, name, known, kind)
         if list(self.queue_limits_gpu_s) != sorted(set(self.queue_limits_gpu_s)):
             raise InputError("queue limits must increase", field="queues")
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cotenant.core import work
 from cotenant.core.cluster import Cluster, NodeGroup
-from cotenant.core.errors import InputError
+from cotenant.core.errors import unknown_name
 from cotenant.core.gpus import Gpu, find_gpu
 from cotenant.policy.jobs.arrays import AMOUNT, DOWN, IDEAL, NODE, PROPORTIONAL, TYPE, Array, Demand
 from cotenant.profiles.training.tables import ModelProfile, Profiles
@@ -115,9 +115,7 @@ def _needs(
     jobs: work.Jobs, profiles: Profiles, default_profile: str | None, trace: work.Trace
 ) -> tuple[list[Need], NDArray[np.int32]]:
     if default_profile is not None and default_profile not in profiles.models:
-        raise InputError(
-            f"no profile named {default_profile!r}; known: {', '.join(profiles.models)}", field="default-profile"
-        )
+        raise unknown_name("profile", default_profile, profiles.models, "default-profile")
     models, model_of = _distinct_texts(jobs.model)
     for i, name in enumerate(models):
         if name not in profiles.models and default_profile is None:

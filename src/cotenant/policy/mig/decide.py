@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.core.mig import Geometry, Layout, Placement
 from cotenant.policy.mig.kernel import harm_of_joining, lattice
 from cotenant.policy.mig.optimizer import OBJECTIVES, Objective, PartitionPlan, best_partition, costs
@@ -61,13 +61,13 @@ class PartitionRules:
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
-            raise InputError(f"unknown policy {self.policy!r}; known: {', '.join(POLICIES)}", field="policy")
+            raise unknown_name("policy", self.policy, POLICIES, "policy")
         if self.placement not in PLACEMENTS:
-            raise InputError(f"unknown placement {self.placement!r}; known: {', '.join(PLACEMENTS)}", field="placement")
+            raise unknown_name("placement", self.placement, PLACEMENTS, "placement")
         if self.objective not in OBJECTIVES:
-            raise InputError(f"unknown objective {self.objective!r}; known: {', '.join(OBJECTIVES)}", field="objective")
+            raise unknown_name("objective", self.objective, OBJECTIVES, "objective")
         if self.disturb not in ("moved", "all"):
-            raise InputError(f"unknown disturb {self.disturb!r}; known: moved, all", field="disturb")
+            raise unknown_name("disturb", self.disturb, ("moved", "all"), "disturb")
         if self.policy == "static" and self.layout is None:
             raise InputError("policy static needs --layout, for example 3,2,2, or --layout best", field="layout")
         for name in ("reconfigure_s", "profile_s", "checkpoint_s", "horizon_s", "profile_after_s"):

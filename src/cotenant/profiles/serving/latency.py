@@ -21,7 +21,7 @@ import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, nearest
 
 Points = tuple[tuple[int, float], ...]  # pairs (batch size, value), ordered by batch size
 
@@ -142,7 +142,9 @@ class ServingProfile:
         found = self.models.get(name) or self.models.get(self.aliases.get(name, ""))
         if found is None:
             known = ", ".join(sorted(self.models))
-            raise InputError(f"model {name!r} is absent from the {self.gpu} profile, which has {known}")
+            hint = nearest(name, (*self.models, *self.aliases))
+            what = f"model {name!r} is absent from the {self.gpu} profile, which has {known}"
+            raise InputError(what + (f"; {hint}" if hint else ""))
         return found
 
     def partition(self, label: str) -> Partition:

@@ -51,12 +51,16 @@ def restrict(
     profile: ServingProfile, labels: Sequence[str] | None, max_gpulets: int | None, *, instances: bool
 ) -> ServingProfile:
     """Return a profile that has only the partitions `labels`, and at most `max_gpulets` gpulets on a GPU; None leaves
-    the profile's value. `instances`: partitions must be MIG slices, and if `labels` is None, only whole MIG instances
-    remain. Raises InputError if a partition is not in the profile or, with `instances`, is not a MIG slice.
+    the profile's value. The label 100% means the whole GPU without MIG. `instances`: partitions must be MIG slices, and
+    if `labels` is None, only whole MIG instances remain. Raises InputError if a partition is not in the profile or,
+    with `instances`, is not a MIG slice.
     """
     chosen = profile.partitions
     if labels is not None:
         known = {p.label: p for p in profile.partitions}
+        whole = next((p for p in profile.partitions if p.fraction > 1 - 1e-9 and p.processes == 1), None)
+        if whole is not None and not instances:  # a profile of MIG slices calls the whole GPU 7g
+            known.setdefault("100%", replace(whole, slots=0, instance=""))
         missing = [label for label in labels if label not in known]
         if missing:
             raise InputError(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Capabilities, Use
 from cotenant.core.checked import Memory, Seconds, Strict, check
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.core.gpus import find_gpu
 from cotenant.core.serving import APPLICATIONS, MOST_MODELS, Application, Service
 from cotenant.core.units import parse_fraction
@@ -282,8 +282,7 @@ def _application(raw: ApplicationEntry, i: int) -> Application:
     graph: Mapping[str, Sequence[str]]
     if isinstance(raw.graph, str):
         if raw.graph not in APPLICATIONS:
-            known = ", ".join(APPLICATIONS)
-            raise InputError(f"unknown graph {raw.graph!r}; known: {known}", field=f"applications[{i}].graph")
+            raise unknown_name("graph", raw.graph, APPLICATIONS, f"applications[{i}].graph")
         graph = APPLICATIONS[raw.graph]
     else:
         graph = raw.graph

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cotenant.core import work
 from cotenant.core.cluster import Cluster, NodeGroup
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.core.gpus import find_gpu
 from cotenant.core.units import counted
 from cotenant.policy.elastic.view import Configurations
@@ -142,9 +142,7 @@ def _bases(trace: work.Trace, profiles: ElasticProfiles, default_profile: str | 
     known = np.isin(names, list(profiles.models))
     if default_profile is not None:
         if default_profile not in profiles.models:
-            raise InputError(
-                f"no profile named {default_profile!r}; known: {', '.join(profiles.models)}", field="default-profile"
-            )
+            raise unknown_name("profile", default_profile, profiles.models, "default-profile")
         names = np.where(known, names, default_profile)
     elif not known.all():
         row, most = int(np.flatnonzero(~known)[0]), math.ceil(jobs.gpus.max())

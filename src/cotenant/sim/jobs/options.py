@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from cotenant.core.checked import Numbers
+from cotenant.core.checked import Numbers, worded
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_seconds
 
@@ -93,8 +93,12 @@ def training_config(values: dict[str, Any]) -> TrainingConfig:
         return TrainingConfig(**{name.replace("-", "_"): value for name, value in values.items()})
     except ValidationError as error:
         problem = error.errors()[0]
-        text = f"{problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        field = ".".join(str(part).replace("_", "-") for part in problem["loc"])
+        given = values.get(field, values.get(field.replace("-", "_"), problem["input"]))
+        text = worded({**problem, "input": given}, seconds=field in _TIMES)
         if problem["type"] == "extra_forbidden":
             text = "is not an option"
-        field = ".".join(str(part).replace("_", "-") for part in problem["loc"])
         raise InputError(text, field=field) from None
+
+
+_TIMES = ("lease", "restart-cost", "checkpoint-cost", "reserve-after", "solver-limit")

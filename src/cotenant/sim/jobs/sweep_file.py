@@ -6,7 +6,6 @@ folder.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import itertools
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.cluster import Cluster
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, nearest
 from cotenant.core.units import parse_fraction, parse_rate_per_s, parse_seconds
 from cotenant.core.work import Trace
 from cotenant.core.yamlfile import YamlFile, parse_yaml, read_yaml
@@ -148,8 +147,7 @@ def _checked(raw: Point, path: Path | None) -> Point:
     for key, value in raw.items():
         name = str(key).replace("-", "_")
         if name not in KNOWN:
-            near = difflib.get_close_matches(name, sorted(KNOWN), 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(KNOWN))}"
+            hint = nearest(name, sorted(KNOWN)) or f"known: {', '.join(sorted(KNOWN))}"
             raise InputError(f"is not an option of a sweep; {hint}", file=path, field=name)
         for item in value if isinstance(value, list) and value else [value]:
             if not isinstance(item, str | int | float):

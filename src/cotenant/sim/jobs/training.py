@@ -25,7 +25,12 @@ def policy_of(config: TrainingConfig, profiles: Profiles) -> JobPolicy:
     """Return the job policy that the validated options name."""
     sample: tuple[float, ...] = ()
     if config.gittins_sample:
-        sample = tuple(float(x) for x in gpu_times_in(config.gittins_sample, profiles.iteration_s))
+        try:
+            sample = tuple(float(x) for x in gpu_times_in(config.gittins_sample, profiles.iteration_s))
+        except InputError as error:
+            if error.field != "trace":
+                raise
+            raise InputError(error.message, file=error.file, line=error.line, field="gittins-sample") from None
     return JobPolicy(
         ordering=config.ordering,
         allotment=config.allotment,

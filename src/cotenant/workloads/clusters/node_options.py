@@ -26,7 +26,7 @@ class NodeOptions:
         self.gpu: Gpu | None = find_gpu(gpu, field="gpu") if gpu else None
         for name, value in (("cpus-per-node", cpus_per_node), ("storage-mbps", storage_mbps)):
             if value is not None and not 0 < value < 1e9:
-                raise InputError(f"{value:g} is not above 0", field=name)
+                raise InputError(f"{value:g} is not above 0 and below 1,000,000,000", field=name)
         self.cpus = cpus_per_node
         self.storage_mbps = storage_mbps
         self.memory_bytes: int | None = None

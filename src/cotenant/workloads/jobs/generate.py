@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.core.work import Floats, Jobs, Names, Trace
 from cotenant.workloads.jobs.draws import (
     check_rate,
@@ -132,7 +132,7 @@ def _check(workload: Workload) -> Preset:
     if not 1 <= workload.jobs <= MAX_JOBS:
         raise InputError(f"{workload.jobs:,} jobs is not between 1 and {MAX_JOBS:,}", field="jobs")
     if workload.like not in PRESETS:
-        raise InputError(f"{workload.like!r} is not one of {', '.join(PRESETS)}", field="like")
+        raise unknown_name("preset", workload.like, PRESETS, "like")
     preset = PRESETS[workload.like]
     if workload.rate_per_s is not None and workload.load is not None:
         raise InputError("give --rate or --load, not both: the load sets the rate", field="load")

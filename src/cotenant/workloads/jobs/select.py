@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.core.units import counted
 from cotenant.core.work import Floats, Jobs, Trace
 from cotenant.workloads.jobs.draws import (
@@ -78,9 +78,9 @@ def _check(options: TraceOptions) -> None:
     if not (0 < options.rate_scale < math.inf):
         raise InputError(f"{options.rate_scale:g} is not above 0; 2 means twice as fast", field="rate-scale")
     if options.gpu_counts not in GPU_COUNTS:
-        raise InputError(f"{options.gpu_counts!r} is not one of {', '.join(GPU_COUNTS)}", field="gpu-counts")
+        raise unknown_name("treatment", options.gpu_counts, GPU_COUNTS, "gpu-counts")
     if options.split_mode not in SPLIT_MODES:
-        raise InputError(f"{options.split_mode!r} is not one of {', '.join(SPLIT_MODES)}", field="split-mode")
+        raise unknown_name("mode", options.split_mode, SPLIT_MODES, "split-mode")
     if options.rate_per_s is not None and not options.arrivals:
         raise InputError(
             "--rate needs --arrivals; to change the rate of the trace's own arrivals, use --rate-scale", field="rate"
@@ -146,8 +146,8 @@ def _rearrange(trace: Trace, options: TraceOptions) -> None:
     if options.from_s > 0:
         jobs.arrival_s = jobs.arrival_s - options.from_s
     if options.arrivals:
-        rate = options.rate_per_s if options.rate_per_s is not None else _own_rate(trace, options)
         draw = parse_arrivals(options.arrivals, lambda spec: read_trace(spec).require_jobs().jobs.arrival_s)
+        rate = options.rate_per_s if options.rate_per_s is not None else _own_rate(trace, options)
         jobs.arrival_s = round_ms(draw(stream(options.seed, "arrivals"), len(jobs), rate), "arrivals")
         at = "" if math.isnan(rate) else f" at {rate * 3600:.4g} jobs/h"
         seeded = ""

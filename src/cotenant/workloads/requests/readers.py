@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.core.units import counted
 from cotenant.workloads import servegen
 from cotenant.workloads.requests.arrivals import MAX_REQUESTS, Arrivals
@@ -57,7 +57,7 @@ def read_requests(
     if form == "servegen":
         return _servegen(where, seed, rate_rps, duration_s)
     if form not in readers:
-        raise InputError(f"unknown request format {form!r}; known: {', '.join(FORMATS)}", field="arrivals")
+        raise unknown_name("request format", form, FORMATS, "arrivals")
     times = np.fromiter(readers[form](where), np.float64)
     if not len(times):
         raise InputError("has no requests", file=where)

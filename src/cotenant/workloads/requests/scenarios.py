@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, unknown_name
 from cotenant.core.serving import ServingPlan
 from cotenant.core.textfile import cell_number, csv_columns
 
@@ -48,7 +48,7 @@ def generate(like: str) -> Iterator[tuple[str, list[Row]]]:
             for step in range(1, LADDER_STEPS + 1):
                 yield f"{name}-{step:03d}", [(m, rate * step, SLO_MS[m]) for m, rate in mix.items()]
     else:
-        raise InputError(f"unknown scenario set {like!r}; known: {', '.join(SETS)}", field="like")
+        raise unknown_name("scenario set", like, SETS, "like")
 
 
 def _combinations(models: tuple[str, ...], rates: tuple[float, ...], digits: int) -> Iterator[tuple[str, list[Row]]]:

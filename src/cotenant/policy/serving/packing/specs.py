@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import unknown_name
 from cotenant.policy.serving.packing.tables import Rules
 
 # the remark on a plan that fails only because latency-sensitive and best-effort services may not share gpulets
@@ -57,5 +57,5 @@ DEFAULT_PLANNER = "gpulet-interference"
 def find_planner(name: str) -> Spec:
     """Return the serving planner of that name. The InputError for an unknown name lists the known ones."""
     if name not in PLANNERS:
-        raise InputError(f"unknown planner {name!r}; known: {', '.join(PLANNERS)}", field="planner")
+        raise unknown_name("planner", name, PLANNERS, "planner")
     return PLANNERS[name]

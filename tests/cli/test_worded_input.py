@@ -1,0 +1,60 @@
+"""Wrong values of options and files, said in the project's words with units, and wrong names with the nearest known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import cotenant
+
+TRACE = "id,arrival_s,gpus,duration_s,model\na,0,1,600,res50\n"
+SERVICES = "services:\n  - {name: a, model: resnet50, rate_rps: 10, slo_ms: 100}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "t.csv").write_text(TRACE)
+    (tmp_path / "h200.yaml").write_text("gpus: {count: 1, model: H200}\n" + SERVICES.replace("resnet50", "bert"))
+    (tmp_path / "a100.yaml").write_text("gpus: {count: 1, model: A100-80GB}\nmechanism: time\n" + SERVICES)
+    (tmp_path / "none.yaml").write_text("nodes: []\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SIMULATE = ("simulate", "--trace", "t.csv", "--cluster", "1x8")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*SIMULATE, "--ordering", "fifoo"), "did you mean fifo?"),
+        ((*SIMULATE, "--allotment", "tunee"), "did you mean tune?"),
+        ((*SIMULATE, "--placement", "firstfit"), "did you mean first-fit?"),
+        ((*SIMULATE, "--default-profile", "rse50"), "did you mean res50?"),
+        ((*SIMULATE, "--record", "al"), "--record: 'al' is not auto, all or no-moves; did you mean all?"),
+        (("trace", "generate", "--jobs", "5", "--like", "gavle"), "did you mean gavel?"),
+        (("experiment", "gamee"), "did you mean game?"),
+        (("plan", "h200.yaml", "--planner", "exct"), "did you mean exact?"),
+        (("plan", "h200.yaml"), "did you mean bert_base?"),
+        ((*SIMULATE, "--lease", "0s"), "--lease: '0s' is not above 0 s"),
+        ((*SIMULATE, "--lease", "1e300s"), "--lease: '1e300s' is over 365 d"),
+        ((*SIMULATE, "--reserve-after", "0s"), "--reserve-after: '0s' is not above 0 s"),
+        ((*SIMULATE, "--solver-limit", "2h"), "--solver-limit: '2h' is over 60 min"),
+        ((*SIMULATE, "--storage-mbps", "inf"), "--storage-mbps: inf is not above 0 and below 1,000,000,000"),
+        ((*SIMULATE, "--gittins-sample", "x"), "--gittins-sample: unknown trace format in 'x'"),
+        ((*SIMULATE, "--arrivals", "poison"), "--arrivals: unknown arrivals 'poison'"),
+        (("simulate", "--trace", "t.csv", "--cluster", "none.yaml"), "[] is too short: at least 1 entry is needed"),
+    ],
+)
+def test_a_wrong_value_is_said_in_plain_words(words: tuple[str, ...], said: str) -> None:
+    got = cotenant(*words)
+    assert got.code == 2, got.err
+    assert said in got.err
+
+
+@pytest.mark.usefixtures("folder")
+def test_time_slices_use_the_whole_gpu_of_a_profile_of_mig_slices() -> None:
+    got = cotenant("plan", "a100.yaml", "--json")
+    assert got.code == 0, got.err
+    assert '"7g"' in got.out
