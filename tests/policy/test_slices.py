@@ -64,8 +64,15 @@ def test_a_limit_alone_is_on_for_that_part_of_every_period() -> None:
 
 
 def test_limits_that_slices_keep_need_no_stopping() -> None:
-    gpu = gpu_with(Share(0.3, 0.3), Share(0.7, 0.7))
+    gpu = gpu_with(Share(0.3), Share(0.7))
+    for name, share in {"t0": Share(0.3, 0.3), "t1": Share(0.7, 0.7)}.items():
+        gpu.join(name, share, "normal", 0)
     assert gpu.wake_ns(0) is None
+
+
+def test_a_tenant_keeps_its_limit_while_another_joins() -> None:
+    gpu = gpu_with(Share(0.25, 0.25), Share(0.5))
+    assert gpu.wake_ns(0) == 25 * MS_NS
 
 
 def test_a_new_group_of_a_stopped_tenant_is_stopped_too() -> None:

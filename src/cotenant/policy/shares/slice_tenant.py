@@ -137,6 +137,11 @@ class SliceTenant:
         density = max(self._since(max(-4, -len(self.history))).density, step.density)
         if shared and self.duty >= 1.0 and self.debt_ns < UNSTOPPED * settings.window_ns:
             return
+        # a tenant alone that did not work in each of the last three steps has begun to work in one of them, so what it
+        # used of them says too little
+        busy = [total.busy_ns for _, _, total in self.history][-4:]
+        if not shared and (len(busy) < 4 or not all(before < then for before, then in itertools.pairwise(busy))):
+            density = 1.0
         used = max(0.01, min(1.0, density) * whole)
         wanted = (limit - self.debt_ns / (settings.window_ns / 4)) / used
         self.duty = max(limit / 4, min(wanted, 1.0))

@@ -64,9 +64,7 @@ class GpuSlices:
         return self._changed(now_ns)
 
     def groups(self, name: str, count: int, now_ns: int) -> list[SliceInstruction]:
-        """Set the number of the tenant's groups on this GPU. All groups get their time slice again, since a new group
-        has the driver's default.
-        """
+        """Set the number of the tenant's groups on this GPU. All get their slice again: a new one has the driver's."""
         tenant = self.tenants[name]
         came = tenant.groups == 0 and count > 0
         tenant.groups, tenant.slice_us = count, 0
@@ -83,7 +81,8 @@ class GpuSlices:
     def used(self, usage: Mapping[str, Usage], now_ns: int) -> list[SliceInstruction]:
         """Record the tenants' usage since they joined. The tenants' time slices are corrected every `step_ns`."""
         known = {name: total for name, total in usage.items() if name in self.tenants and self.tenants[name].groups}
-        woken = [t for t in (self.tenants[name] for name in known) if not t.competes and known[t.name] != t.total]
+        # a yield is counted when another tenant runs, perhaps long after the work has ended
+        woken = [t for t in (self.tenants[n] for n in known) if not t.competes and known[t.name][:2] != t.total[:2]]
         for tenant in woken:
             tenant.wake()
         for name, total in known.items():
@@ -93,8 +92,7 @@ class GpuSlices:
             self._probe(now_ns)
             return self._apply(now_ns)
         step_ns = self.settings.step_ns
-        # turns are no longer than limits allow
-        turns = self._turns()
+        turns = self._turns()  # they are no longer than limits allow
         exceeding = any(self.tenants[n].exceeds(total, step_ns) for n, total in known.items() if n not in turns)
         if now_ns < self._next_step_ns and not exceeding:
             return self._switch(now_ns)
@@ -102,11 +100,14 @@ class GpuSlices:
         self._next_step_ns = ((now_ns + step_ns // 2) // step_ns + 1) * step_ns
         self._probing = False
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
+        background = self.background()[0]
+        first_ns = sum(step.usage.busy_ns for name, step in had.items() if self.tenants[name] not in background)
         for name, step in had.items():
             tenant = self.tenants[name]
-            # runs count as work, too: tenants that alternate with the shortest slices may run so briefly that no GPU
-            # time is measured
-            works = bool(step.usage.busy_ns or step.usage.runs) or not step.on_ns
+            # runs count, too: tenants that alternate with the shortest slices may run too briefly to be measured
+            works = bool(step.usage.busy_ns or step.usage.runs)
+            if not works and step.on_ns <= first_ns:
+                continue  # it could not run while it was on, so it may have work
             # a tenant that was idle is not compensated for the time that others used
             if works and tenant.idle_steps:
                 self._begin(now_ns)
@@ -147,8 +148,8 @@ class GpuSlices:
         return divide_by_request({t.name: t.share.request for t in here}, {t.name: t.share.limit for t in here})
 
     def shortest_period_ns(self, shares: Mapping[str, float]) -> float:
-        """Return the sum of all tenants' time slices in ns: so long that switches cost little, but short enough that
-        shares hold within a window and no slice exceeds `longest_ns`."""
+        """Return the sum of all tenants' slices in ns: so long that switches cost little, but short enough that shares
+        hold within a window and no slice exceeds `longest_ns`."""
         settings = self.settings
         if len(shares) < 2:
             return float(settings.longest_ns)
@@ -262,17 +263,19 @@ class GpuSlices:
         self.hogged = False
         self._turns_again = 0
         self._probe(now_ns)
+        guarded = self.background()[1]
         for tenant in self.tenants.values():
             tenant.forget(now_ns)
-            tenant.duty = 1.0
+            if guarded:  # otherwise limits are kept by stops until tenants have turns
+                tenant.duty = 1.0
         self._limit_lone()
         return self._apply(now_ns)
 
     def _limit_lone(self) -> None:
-        """Limit the only tenant that competes from its first moment: no other tenant takes a part of the time."""
+        """Limit the only tenant that competes, or is the next to begin, from its first moment: no other takes time."""
         competing = [t for t in self.present() if t.competes]
-        if len(competing) == 1:
-            competing[0].duty = min(competing[0].duty, competing[0].share.limit)
+        for tenant in (competing or self.present()) if len(competing) < 2 else ():
+            tenant.duty = min(tenant.duty, tenant.share.limit)
 
     def _begin_limits(self, kept: Collection[SliceTenant]) -> None:
         """Set how long tenants may run from now on. `kept`: tenants that turns or slices keep near their limits."""
@@ -282,9 +285,8 @@ class GpuSlices:
     # -- corrections -----------------------------------------------------------------------------------------------
 
     def _probe(self, now_ns: int) -> None:
-        """Schedule an early check whether tenants' queues run empty. Called when a tenant has begun to work, or when
-        the tenants or their shares have changed.
-        """
+        """Check early whether tenants' queues run empty, since a tenant has begun to work, or tenants or their shares
+        have changed."""
         self._begin(now_ns)
         self._probing = True
         self._next_step_ns = now_ns + self.settings.first_step_ns
@@ -345,9 +347,7 @@ class GpuSlices:
         return short and any(used[t.name] > shares[t.name] - spared for t in first)
 
     def _correct_busy(self, busy: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """Correct the time slices of tenants that always have work: a tenant that got more than its share gets a
-        shorter slice.
-        """
+        """Correct the slices of tenants that always have work: one that got more than its share gets a shorter one."""
         lately = {t.name: t.since(self._alike_ns) for t in busy}
         had = {name: one.part for name, one in lately.items()}
         together, promised = sum(had.values()), sum(shares[t.name] for t in busy)
