@@ -49,6 +49,23 @@ def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call
         assert call("resume", "early", "--dir", str(agent.folder))[0] == 0
 
 
+def test_a_tenant_is_resumed_instead_of_others(agent: AgentProcess, call: Any) -> None:
+    with agent.client() as one, agent.client() as two:
+        for client, name in ((one, "one"), (two, "two")):
+            client.call("register", tenant={"name": name, "memory_bytes": 1 << 20, "oversubscribe": "swap"})
+        where = ("--dir", str(agent.folder))
+        assert call("park", "one", *where)[0] == 0
+        code, out, _ = call("resume", "one", "--instead-of", "two", "--instead-of", "gone", *where)
+        lines = out.splitlines()
+        assert (code, len(lines)) == (0, 3)
+        assert lines[0].startswith("one: back on ")
+        assert lines[1].startswith("two: parked, 0 B freed in 0.")
+        assert lines[2].startswith("gone: not parked: there is no tenant 'gone'")
+        assert [agent.tenant(name)["state"] == "parked" for name in ("one", "two")] == [False, True]
+        code, out, _ = call("resume", "two", "--instead-of", "one", "--json", *where)
+        assert (code, [row["name"] for row in json.loads(out)["parked"]], json.loads(out)["failed"]) == (0, ["one"], {})
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -54,10 +54,15 @@ class MemoryOrders:
         return await self._parking.park(name, _timeout_s(order, 10.0))
 
     async def resume(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """Resume a parked tenant, or the process that the name `pid:N` means."""
+        """Resume a parked tenant, or the process that the name `pid:N` means. Tenants in the list `instead_of` are
+        parked, while it returns if possible.
+        """
         name = self._mine(caller, order.get("name"))
-        gpu = order.get("gpu")
-        return await self._parking.resume(name, None if gpu is None else str(gpu), _timeout_s(order, 60.0))
+        gpu, others = order.get("gpu"), order.get("instead_of") or []
+        if not isinstance(others, list):
+            raise InputError("instead_of must be a list of tenants", field="instead_of")
+        leave = [self._mine(caller, other) for other in others]
+        return await self._parking.resume(name, None if gpu is None else str(gpu), _timeout_s(order, 60.0), leave)
 
     async def preempt(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Park tenants to free a GPU for a scheduler."""

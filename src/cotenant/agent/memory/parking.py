@@ -7,9 +7,12 @@ contexts. All other programs are checkpointed completely by the driver (`checkpo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cotenant.agent.memory.checkpoints import LOCK_S, Checkpoints, StateFile
@@ -21,6 +24,20 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.core.errors import InputError, NothingToDoError, WorkError
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """A suspended tenant whose turn has ended and whose memory is to be evicted. `started`: whether it had processes;
+    `size`: bytes that it had on its GPU; `waited_s`: time in seconds until its turn had ended.
+    """
+
+    tenant: Tenant
+    started: bool
+    size: int
+    waited_s: float
 
 
 class Parking:
@@ -52,54 +69,77 @@ class Parking:
         """
         await self._checkpoints.settled(name)
         with self._alone(name):
-            tenant = self._tenant(name)
-            if name in self._parked:
-                raise NothingToDoError(f"{name} is already parked", field="NAME")
-            if tenant is not None and (fault := await self._residents.all_reported([tenant])):
-                raise WorkError(f"{name} cannot be parked: {fault}")
-            parked = self._parked.rows.get(name)
-            if parked is not None and tenant is not None:
-                # the tenant is evicted already and would be restored at its next turn, so it must get no turn until it
-                # is resumed
-                self._broker.suspend(tenant)
-            else:
-                began = time.monotonic()
-                if tenant is not None and tenant.spec.oversubscribe in MOVED_BY_PROCESS:
-                    parked = self._parked.rows[name] = await self._move_out(tenant, timeout_s)
-                else:
-                    parked = await self._checkpoints.take(name, tenant, timeout_s, by_order=True)
-                parked.out_s = time.monotonic() - began
-            parked.by_order = True
+            parked = await self._park(name, timeout_s)
             self._state.save_now()
             return parked.as_dict()
 
-    async def _move_out(self, tenant: Tenant, timeout_s: float) -> Parked:
-        gpu = tenant.gpus[0].uuid
+    async def _park(self, name: str, timeout_s: float) -> Parked:
+        tenant = self._tenant(name)
+        if name in self._parked:
+            raise NothingToDoError(f"{name} is already parked", field="NAME")
+        await self._reported(tenant)
+        parked = self._parked.rows.get(name)
+        if parked is not None and tenant is not None:
+            # the tenant is evicted already and would be restored at its next turn, so it must get no turn until it is
+            # resumed
+            self._broker.suspend(tenant)
+        else:
+            began = time.monotonic()
+            if tenant is not None and tenant.spec.oversubscribe in MOVED_BY_PROCESS:
+                parked = self._parked.rows[name] = await self._move_out(await self._stilled(tenant, timeout_s))
+            else:
+                parked = await self._checkpoints.take(name, tenant, timeout_s, by_order=True)
+            parked.out_s = time.monotonic() - began
+        parked.by_order = True
+        return parked
+
+    async def _reported(self, tenant: Tenant | None) -> None:
+        """Wait until all memory of a tenant that is to be parked is known. Raises WorkError if it stays unknown."""
+        if tenant is not None and (fault := await self._residents.all_reported([tenant])):
+            raise WorkError(f"{tenant.name} cannot be parked: {fault}")
+
+    async def _stilled(self, tenant: Tenant, timeout_s: float) -> _Leaving:
+        """Suspend a tenant, and wait for the end of its turn."""
+        began = time.monotonic()
         # a tenant without processes can be parked, too; processes that start later must wait
         started = bool(tenant.sessions)
         await self._checkpoints.still(tenant, timeout_s)
-        before = 0
+        size = 0
         if self._registry.tenants.get(tenant.name) is tenant:
-            before = self._residents.refresh(gpu).occupants[tenant.name].resident_bytes
-            if not await self._residency.evacuate(tenant, gpu):
-                self._broker.unsuspend(tenant)
-                why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
-                raise WorkError(f"{tenant.name} could not be moved: {why}")
-        if self._registry.tenants.get(tenant.name) is not tenant or (started and not tenant.sessions):
+            size = self._residents.refresh(tenant.gpus[0].uuid).occupants[tenant.name].resident_bytes
+        return _Leaving(tenant, started, size, time.monotonic() - began)
+
+    async def _move_out(self, leaving: _Leaving) -> Parked:
+        """Evict what a suspended tenant still has on its GPU. If that fails, the tenant may have turns again."""
+        tenant = leaving.tenant
+        gpu = tenant.gpus[0].uuid
+        if self._registry.tenants.get(tenant.name) is tenant and not await self._residency.evacuate(tenant, gpu):
+            self._broker.unsuspend(tenant)
+            why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
+            raise WorkError(f"{tenant.name} could not be moved: {why}")
+        if self._registry.tenants.get(tenant.name) is not tenant or (leaving.started and not tenant.sessions):
             # nothing is parked any more, so processes of the tenant that connect later may get turns
             self._broker.unsuspend(tenant)
             raise WorkError(f"{tenant.name} ended while it was being parked")
-        return Parked(tenant.name, "swap", (gpu,), before)
+        return Parked(tenant.name, "swap", (gpu,), leaving.size)
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
-    async def resume(self, name: str, gpu: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
+    async def resume(
+        self, name: str, gpu: str | None = None, timeout_s: float = 60.0, instead_of: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Resume a parked tenant or program, on `gpu` if given. Raises InputError if it is not parked or cannot be
         resumed on `gpu`; WorkError if it is being parked or resumed already, or if restoring its memory failed: then it
         stays parked.
+
+        Tenants in `instead_of` are parked, while it returns if that is possible, and stay parked if its return fails.
+        The answer then has those that are parked (`parked`), and why others are not (`failed`).
         """
-        await self._checkpoints.settled(name)
-        with self._alone(name):
+        if name in instead_of or len(set(instead_of)) < len(instead_of):
+            raise InputError("each tenant can be named only once", field="instead_of")
+        for each in (name, *instead_of):
+            await self._checkpoints.settled(each)
+        with self._alone(name, *instead_of):
             parked = self._parked.rows.get(name)
             if parked is None:
                 parked_now = ", ".join(self._parked.rows) or "none"
@@ -108,15 +148,80 @@ class Parking:
             tenant = self._tenant(name)
             began = time.monotonic()
             if tenant is not None and (target is None or target in parked.gpus):
-                self._registry.check_fits(tenant.spec, tenant.gpus)
+                self._registry.check_fits(tenant.spec, tenant.gpus, without=instead_of)
+            rows, failed = await self._make_way(tenant, parked, target, instead_of)
             if tenant is None:
                 await self._checkpoints.restore(parked, target)
             else:
-                await self._bring(tenant, parked, target, timeout_s)
+                # no space is waited for that a tenant that cannot be parked keeps
+                await self._bring(tenant, parked, target, timeout_s if not failed else 0.0)
             self._parked.rows.pop(name, None)
             self._state.save_now()
-            return {"name": name, "method": parked.method, "gpus": [target] if target else list(parked.gpus),
-                    "seconds": time.monotonic() - began}  # fmt: skip
+            found = {"name": name, "method": parked.method, "gpus": [target] if target else list(parked.gpus),
+                     "seconds": time.monotonic() - began}  # fmt: skip
+            return found | ({"parked": [row.as_dict() for row in rows], "failed": failed} if instead_of else {})
+
+    async def _make_way(
+        self, tenant: Tenant | None, parked: Parked, target: str | None, names: Sequence[str]
+    ) -> tuple[list[Parked], dict[str, str]]:
+        """Park tenants for one that is to be resumed. Returns the parked ones, and why others are not parked.
+
+        Tenants whose processes swap their own memory leave the GPU while the memory of `tenant` returns, if its
+        processes do so, too. The others are parked before.
+        """
+        home = tenant.gpus[0].uuid if tenant is not None and parked.method == "swap" else None
+        rows: list[Parked] = []
+        failed: dict[str, str] = {}
+        together: list[Tenant] = []
+        for name in names:
+            other = self._registry.tenants.get(name)
+            if other is not None and home is not None and target in (None, home) and self._swaps_on(other, home):
+                together.append(other)
+                continue
+            try:
+                rows.append(await self._park(name, LOCK_S))
+            except NothingToDoError:
+                rows.append(self._parked.rows[name])
+            except InputError as error:
+                failed[name] = error.message
+            except WorkError as error:
+                failed[name] = str(error)
+        stilled = await asyncio.gather(*map(self._ready_to_leave, together), return_exceptions=True)
+        leaving = [found for found in stilled if isinstance(found, _Leaving)]
+        failed |= {o.name: str(e) for o, e in zip(together, stilled, strict=True) if isinstance(e, BaseException)}
+        if leaving and tenant is not None and home is not None:
+            counts = [self._residents.count(each.tenant.name) for each in leaving]
+            before = [count.elapsed_ns for count in counts]
+            # if this fails, the victims are evicted below, and the return is tried again afterwards
+            fault = await self._residency.make_space(tenant, home, leave=[each.tenant.name for each in leaving])
+            LOG.info(f"{tenant.name} returns instead of {', '.join(names)}: {fault or 'all memory was moved'}")
+            for each, count, began_ns in zip(leaving, counts, before, strict=True):
+                try:
+                    self._check_answering(each.tenant)
+                    row = self._parked.rows[each.tenant.name] = await self._move_out(each)
+                except WorkError as error:
+                    failed[each.tenant.name] = str(error)
+                    continue
+                row.out_s, row.by_order = each.waited_s + (count.elapsed_ns - began_ns) / 1e9, True
+                rows.append(row)
+        if names:
+            self._state.save_now()
+        return rows, failed
+
+    def _swaps_on(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether a tenant that is not parked can leave this GPU while another one returns."""
+        mine = tenant.gpus[0].uuid == gpu and tenant.spec.oversubscribe in MOVED_BY_PROCESS
+        return mine and tenant.name not in self._parked
+
+    def _check_answering(self, tenant: Tenant) -> None:
+        """Raise WorkError, and let a suspended tenant have turns, if one of its processes did not answer an order."""
+        if self._residents.mute.intersection(session.number for session in tenant.sessions):
+            self._broker.unsuspend(tenant)
+            raise WorkError(f"{tenant.name} could not be moved: one of its processes does not answer")
+
+    async def _ready_to_leave(self, tenant: Tenant) -> _Leaving:
+        await self._reported(tenant)
+        return await self._stilled(tenant, LOCK_S)
 
     async def _bring(self, tenant: Tenant, parked: Parked, target: str | None, timeout_s: float) -> None:
         """Make space by evicting other tenants, then restore a parked tenant's memory."""
@@ -205,12 +310,13 @@ class Parking:
         return tenant
 
     @contextlib.contextmanager
-    def _alone(self, name: str) -> Any:
-        """Context manager that allows only one order at a time for a name. Raises WorkError for a second one."""
-        if name in self._busy:
-            raise WorkError(f"{name} is already being parked or resumed")
-        self._busy.add(name)
+    def _alone(self, *names: str) -> Any:
+        """Context manager that allows only one order at a time for each name. Raises WorkError for a second one."""
+        for name in names:
+            if name in self._busy:
+                raise WorkError(f"{name} is already being parked or resumed")
+        self._busy.update(names)
         try:
             yield
         finally:
-            self._busy.discard(name)
+            self._busy.difference_update(names)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from cotenant.abi.protocol import MemoryFamily, MessageType, Status
@@ -122,16 +122,21 @@ class Residency:
 
     # -- switching -------------------------------------------------------------------------------------------------
 
-    async def make_space(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
+    async def make_space(
+        self, tenant: Tenant, gpu: str, refused_bytes: int = 0, leave: Collection[str] = ()
+    ) -> str | None:
         """Make space on a GPU for all memory of a tenant. Returns a sentence if that is impossible. `refused_bytes`:
-        size of an allocation of the tenant that the driver has refused.
+        size of an allocation of the tenant that the driver has refused. `leave`: suspended tenants that are evicted
+        first and completely.
         """
         async with self._locks[gpu]:
-            return await self._switch(tenant, gpu, refused_bytes)
+            return await self._switch(tenant, gpu, refused_bytes, leave)
 
-    async def _switch(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
+    async def _switch(
+        self, tenant: Tenant, gpu: str, refused_bytes: int = 0, leave: Collection[str] = ()
+    ) -> str | None:
         """Restore all of a tenant's memory to its GPU. `refused_bytes`: size of an allocation that the driver has
-        refused. Returns a sentence on failure.
+        refused; `leave`: tenants that are evicted first and completely. Returns a sentence on failure.
         """
         residents, broker = self._residents, self._broker
         self.refusal = ""
@@ -143,13 +148,13 @@ class Residency:
             stay = [t.name for t in self._registry.on_gpu(gpu) if t is not tenant and broker.holds(t, gpu)]
             # a tenant that has just allocated will allocate more, so more space is made than it needs now
             more = residency.occupants[tenant.name].movable_bytes // GROWTH if refused_bytes else 0
-            plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay)
+            plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay, leave=leave)
             # either the driver refused an allocation although the agent's accounts show space, or the accounts may
             # still count memory that is free again
             doubtful = (refused_bytes and not plan.out) or (plan.short_bytes and residency.overhead_bytes)
             if attempt == 0 and doubtful:
                 await residents.learn(gpu, refused_bytes, refused=bool(refused_bytes) and not plan.out)
-                plan = residency.switch(tenant.name, line=line, stay=stay)
+                plan = residency.switch(tenant.name, line=line, stay=stay, leave=leave)
             if plan.short_bytes and not (refused_bytes and plan.out):
                 return residents.lack(gpu, plan, stay)
             if not plan.out and (refused_bytes or not plan.in_bytes):

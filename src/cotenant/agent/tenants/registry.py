@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -187,10 +187,12 @@ class Registry:
             tenant.warn(remark)
         return mechanism.resize(spec, tenant.gpus)
 
-    def check_fits(self, spec: TenantSpec, gpus: Iterable[Gpu]) -> None:
-        """Raise InputError if one of the GPUs has no room for a tenant of this spec beside its other tenants."""
+    def check_fits(self, spec: TenantSpec, gpus: Iterable[Gpu], without: Collection[str] = ()) -> None:
+        """Raise InputError if one of the GPUs has no room for a tenant of this spec beside its other tenants, except
+        those in `without`, which are being parked.
+        """
         for gpu in gpus:
-            self._fits(spec, gpu)
+            self._fits(spec, gpu, without)
 
     def with_room(self, spec: TenantSpec) -> list[Gpu]:
         """The GPUs with room for a tenant of this spec; first the GPU whose tenants request least."""
@@ -251,9 +253,10 @@ class Registry:
 
         return tuple(sorted(self.gpus.values(), key=load)[: spec.gpu_count])
 
-    def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
+    def _fits(self, spec: TenantSpec, gpu: Gpu, without: Collection[str] = ()) -> None:
         # a parked tenant is not counted, because its memory is reserved only when it is resumed
-        others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self._parked]
+        others = [o for o in self.on_gpu(gpu.uuid, without=spec.name) if o.name not in self._parked]
+        others = [other for other in others if other.name not in without]
         where = f"GPU {gpu.index} ({gpu.name})"
         mine = self.mechanisms[spec.mechanism].capabilities
         if mine.exclusive and spec.limit < 1.0:

@@ -16,7 +16,7 @@ Three rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -160,16 +160,27 @@ class GpuResidency:
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def switch(self, name: str, *, more_bytes: int = 0, line: Sequence[str] = (), stay: Iterable[str] = ()) -> Switch:
+    def switch(
+        self,
+        name: str,
+        *,
+        more_bytes: int = 0,
+        line: Sequence[str] = (),
+        stay: Iterable[str] = (),
+        leave: Collection[str] = (),
+    ) -> Switch:
         """Return the moves of memory that are needed so that the tenant `name` can run, or allocate `more_bytes`.
         `line`: the next tenants, soonest first; `stay`: tenants that cannot be moved now, because they run or still
-        have work in flight.
+        have work in flight; `leave`: tenants that are evicted first and completely, even if less space is needed.
         """
         me = self.occupants.get(name) or Occupant(name)
         need = me.missing_bytes + more_bytes
-        lacking = need - self.free_bytes
-        out: list[Victim] = []
-        for victim in self._leaving_order(line, {name, *stay}):
+        candidates = self._leaving_order(line, {name, *stay})
+        out = [Victim(victim.name, victim.leaving_bytes) for victim in candidates if victim.name in leave]
+        lacking = need - self.free_bytes - sum(victim.size for victim in out)
+        for victim in candidates:
+            if victim.name in leave:
+                continue
             if lacking <= 0:
                 break
             size = min(victim.leaving_bytes, lacking)
