@@ -7,7 +7,7 @@ ENGINE: transformers (default), vllm, small (small_llm.py): 8B-shaped models wit
 device, `cotenant timed-llm` replaces the engine; with `cpu`, the models are tiny and start again at each turn. Each
 round sends a request to both models at temperature 0. It records how long the eviction of one and the return of the
 other took (from the server's counters), the time to the first token, and whether the answer equals that of the first
-round.
+round. Both moves run at the same time, so the first token comes soon after the longer one.
 """
 
 from __future__ import annotations

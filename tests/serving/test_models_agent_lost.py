@@ -18,7 +18,8 @@ from cotenant.core.errors import LostServerError
 from cotenant.core.folders import CONTROL_SOCKET
 from cotenant.serving.llm import agent_watch
 from cotenant.serving.llm.agent_watch import AgentWatch
-from cotenant.serving.llm.hosts import AGENT_BACK_S, PlainHost
+from cotenant.serving.llm.hosts import AGENT_BACK_S
+from cotenant.serving.llm.plain_host import PlainHost
 from cotenant.serving.llm.server import ModelServer
 
 

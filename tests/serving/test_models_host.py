@@ -19,13 +19,14 @@ from cotenant.core.folders import CONTROL_SOCKET
 from cotenant.core.lines import encode, failure
 from cotenant.serving.config.models import ModelGpusEntry
 from cotenant.serving.llm import hosts
-from cotenant.serving.llm.hosts import AgentHost, GpuRoom
+from cotenant.serving.llm.hosts import AgentHost
 from cotenant.serving.llm.keeper import Keeper
+from cotenant.serving.llm.plain_host import GpuRoom
 
 
 @contextlib.contextmanager
-def answering(folder: Path, *answers: Exception | str) -> Iterator[AgentHost]:
-    """A host whose agent gives one of these answers per connection: an error, "lost" (none) or "done"."""
+def answering(folder: Path, *answers: Exception | str | dict[str, Any]) -> Iterator[AgentHost]:
+    """A host whose agent gives one of these answers per connection: an error, "lost" (none), "done", or values."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / CONTROL_SOCKET))
     listener.listen()
@@ -37,8 +38,10 @@ def answering(folder: Path, *answers: Exception | str) -> Iterator[AgentHost]:
             with connection, connection.makefile("rb") as lines:
                 lines.readline()
                 answer = left.pop(0)
+                more = answer if isinstance(answer, dict) else {}
                 if answer != "lost":
-                    connection.sendall(encode(failure(answer) if isinstance(answer, Exception) else {"ok": True}))
+                    failed = isinstance(answer, Exception)
+                    connection.sendall(encode(failure(answer) if failed else {"ok": True} | more))
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -60,6 +63,17 @@ def test_an_order_whose_answer_was_lost_may_have_been_carried_out(tmp_path: Path
     (tmp_path / CONTROL_SOCKET).unlink()
     with answering(tmp_path, "lost", "done") as host:
         asyncio.run(host.bring("a"))
+    (tmp_path / CONTROL_SOCKET).unlink()
+    with answering(tmp_path, "lost", NothingToDoError("a is not parked")) as host:
+        assert asyncio.run(host.exchange("a", ["b"])) == {}, "b is then evicted by an order of its own"
+
+
+def test_an_exchange_says_which_models_are_evicted(tmp_path: Path) -> None:
+    """An agent of an earlier version does not know exchanges, and only brings the model back."""
+    parked = {"parked": [{"name": "b", "seconds": 0.5}], "failed": {"c": "it does not answer"}}
+    with answering(tmp_path, parked, "done") as host:
+        assert asyncio.run(host.exchange("a", ["b", "c"])) == {"b": 0.5}
+        assert asyncio.run(host.exchange("a", ["b", "c"])) == {}
 
 
 @pytest.mark.parametrize("error", [NothingToDoError("a is not parked"), InputError("no a"), WorkError("it has gone")])

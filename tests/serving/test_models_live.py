@@ -12,11 +12,11 @@ from rich.console import Console
 
 from cotenant.cli.top_models import screen
 from cotenant.policy.residency import ModelFacts, ModelRow, Place
-from cotenant.policy.residency.models import AWAY
+from cotenant.policy.residency.model_rows import AWAY
 from cotenant.serving.gateway.pages import Decisions
-from cotenant.serving.llm.hosts import GpuRoom
 from cotenant.serving.llm.live import exposition, rows, status
 from cotenant.serving.llm.model import Model
+from cotenant.serving.llm.plain_host import GpuRoom
 
 MIB = 1 << 20
 

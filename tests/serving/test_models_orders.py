@@ -6,14 +6,15 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from models_door import PATIENCE_S, Door, door, model
 
-from cotenant.core.errors import LostServerError, NoHostMemoryError, NothingToDoError, WorkError
-from cotenant.serving.llm.hosts import PlainHost
+from cotenant.core.errors import InputError, LostServerError, NoHostMemoryError, NothingToDoError, WorkError
+from cotenant.serving.llm.plain_host import PlainHost
 from cotenant.serving.llm.server import ModelServer
 
 
@@ -105,6 +106,8 @@ class Moving(PlainHost):
         self.moved: list[str] = []
         self.programs: list[Any] = []
         self.refuse = ""
+        self.keep = set[str]()
+        self.exchange_error: Exception | None = None
 
     async def spawn(self, *given: Any) -> Any:
         self.programs = [each for each in self.programs if each.returncode is None]
@@ -124,6 +127,12 @@ class Moving(PlainHost):
     async def bring(self, name: str) -> None:
         self.moved.append(f"{name} in")
 
+    async def exchange(self, name: str, leave: Sequence[str]) -> dict[str, float]:
+        self.moved.append(f"{name} in, {' '.join(leave)} out")
+        if self.exchange_error is not None:
+            raise self.exchange_error
+        return {other: 0.25 for other in leave if other not in self.keep}
+
 
 def test_programs_move_and_the_one_used_longest_ago_gives_its_host_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,14 +142,68 @@ def test_programs_move_and_the_one_used_longest_ago_gives_its_host_memory(
     with door(tmp_path, model("a", 6), model("b", 6), model("c", 6)) as it:
         for name in ("a", "b", "a", "c"):
             assert it.chat(name)[2]["text"] == f"{name} hello"
-        assert host.moved == ["a out", "b out", "a in", "a out", "b gone"]
+        assert host.moved == ["a out", "a in, b out", "a out", "b gone"]
         assert [it.row(name)["state"] for name in "abc"] == ["evicted", "cold", "resident"]
         assert it.row("a")["switches"] == {"start": 1, "evict": 2, "bring": 1}
         assert it.row("b")["switches"] == {"start": 1, "evict": 1, "stop": 1}
+        assert it.row("b")["switch_s"]["evict"] == 0.25
         # a model that cannot be moved out is stopped instead
-        host.refuse = "c"
+        host.refuse, host.keep = "c", {"c"}
         assert it.chat("a")[0] == 200
         assert it.row("c")["switches"] == {"start": 1, "stop": 1}
+
+
+@pytest.mark.parametrize("error", [None, WorkError("there is no space"), InputError("no such tenant")])
+def test_what_fails_of_an_exchange_is_done_in_single_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """All of it, or the eviction of one of two models."""
+    host = Moving(8 << 30, 3)
+    monkeypatch.setattr(ModelServer, "_make_host", lambda self, keeper: host)
+    with door(tmp_path, model("a", 6), model("b", 3), model("c", 3)) as it:
+        assert [it.chat(name)[0] for name in ("a", "b", "c")] == [200] * 3
+        host.exchange_error, host.keep = error, {"c"}
+        assert it.chat("a")[2]["text"] == "a hello"
+        wanted = ["c out"] if error is None else ["b out", "c out", "a in"]
+        assert (host.moved[0], host.moved[2:]) == ("a out", wanted)
+        assert sorted(host.moved[1].replace(",", "").split()) == sorted(["a", "in", "b", "c", "out"])
+        assert [it.row(name)["state"] for name in "abc"] == ["resident", "evicted", "evicted"]
+        assert it.row("a")["switches"] == {"start": 1, "evict": 1, "bring": 1}
+        assert [it.row(name)["switches"] for name in "bc"] == [{"start": 1, "evict": 1}] * 2
+
+
+@pytest.mark.parametrize("killed", ["a", "b"])
+def test_a_program_of_an_exchange_ends_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """The requests for both are answered, and no order about the exchange reaches their next programs."""
+    began, go = threading.Event(), threading.Event()
+
+    class Slow(Moving):
+        async def exchange(self, name: str, leave: Sequence[str]) -> dict[str, float]:
+            began.set()
+            assert await asyncio.to_thread(go.wait, PATIENCE_S)
+            raise WorkError("it ended")
+
+        async def spawn(self, entry: Any, *given: Any) -> Any:
+            self.moved.append(f"{entry.name} started")
+            return await super().spawn(entry, *given)
+
+    host = Slow(8 << 30)
+    monkeypatch.setattr(ModelServer, "_make_host", lambda self, keeper: host)
+    with door(tmp_path, model("a", 6), model("b", 6)) as it:
+        assert [it.chat(name)[0] for name in "ab"] == [200, 200]
+        pid = it.row(killed)["pid"]
+        thread, answers = asking(it, "a")
+        assert began.wait(PATIENCE_S)
+        os.kill(pid, signal.SIGKILL)
+        it.until(killed, lambda row: row["deaths"] == 1)
+        go.set()
+        thread.join(PATIENCE_S)
+        assert answers[0][0] == 200
+        assert it.chat("b")[0] == 200
+        started = host.moved.index(f"{killed} started", 3)
+        assert all(not moved.startswith(f"{killed} ") for moved in host.moved[3:started])
 
 
 def test_idle_models_on_the_gpu_give_their_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,8 +76,14 @@ def test_a_model_that_is_not_there_comes_back_at_link_speed() -> None:
     ]  # fmt: skip
     assert [row["evictions"] for row in found.summary()["models"].values()] == [1, 1]
     # b was requested as soon as it arrived, so it has no minimum stay. a returns when b has been idle as long as a
-    # return takes.
-    assert found.times.first_s[2] >= found.times.last_s[1] + out + back
+    # return takes. b leaves at the same time, which takes longer than one of both moves and less than both.
+    both = rates.seconds(50 * GIB, 50 * GIB)
+    assert max(out, back) < both < 0.75 * (out + back)
+    assert found.times.first_s[2] == pytest.approx(found.times.last_s[1] + back + both + 0.030)
+    leaving, returning = found.switches[-2:]
+    assert (leaving.at_s, leaving.seconds) == (returning.at_s, returning.seconds)
+    assert returning.seconds == pytest.approx(both)
+    assert [row["returns"] for row in found.summary()["models"].values()] == [1, 0]
     assert found.summary()["switches"] == 4
 
 

@@ -3,7 +3,8 @@ evicted, and how long turns (time slices of a GPU) last. Pure functions and stat
 """
 
 from cotenant.policy.residency.gpu import GpuResidency, Occupant, ResidencySettings, Switch, Victim
-from cotenant.policy.residency.models import Action, Do, ModelFacts, ModelResidency, ModelRow, ModelSettings, Place
+from cotenant.policy.residency.model_rows import Action, Do, ModelFacts, ModelRow, ModelSettings, Place
+from cotenant.policy.residency.models import ModelResidency
 from cotenant.policy.residency.rates import MoveRates
 
 __all__ = [

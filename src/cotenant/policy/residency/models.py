@@ -1,7 +1,9 @@
 """Decides which models are resident on GPUs that cannot hold all of them: a pure state machine; times are seconds.
 
 Its input is requests and results of actions (`arrived`, `began`, `ended`, `settled`, `failed`, `died`). `decide`
-returns actions that start a model's program, evict it to host memory, restore it, or stop it. Rules:
+returns actions that start a model's program, evict it to host memory, restore it, or stop it. If models have to be
+evicted for one that is restored, one action does both at the same time (an exchange), since copies to and from the GPU
+do not slow each other down much. Rules:
 
 1. Waiting models are served by rank (class, then priority), then by the time at which their first request is late.
 2. A model is not evicted while its program serves a request. An idle model is evicted for a waiting one of equal or
@@ -17,126 +19,22 @@ returns actions that start a model's program, evict it to host memory, restore i
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from cotenant.policy.residency.model_rows import (
+    IN_HOST,
+    Action,
+    Do,
+    ModelFacts,
+    ModelRow,
+    ModelSettings,
+    Place,
+    Plan,
+)  # fmt: skip
 from cotenant.policy.residency.rates import MoveRates
 
 BLEND = 0.3  # weight of a new measurement in the running average of a duration
-
-
-class Place(enum.Enum):
-    """State of a model: whether its memory is on the GPU, and a start or move in progress."""
-
-    COLD = "cold"
-    STARTING = "starting"
-    RESIDENT = "resident"
-    LEAVING = "leaving"
-    EVICTED = "evicted"
-    RETURNING = "coming back"
-
-
-AWAY = frozenset({Place.COLD, Place.EVICTED})
-IN_HOST = frozenset({Place.EVICTED, Place.RETURNING})  # contents stay in host memory until a return has succeeded
-
-
-class Do(enum.Enum):
-    """The actions on a model's program that `decide` can return."""
-
-    START = "start"
-    EVICT = "evict"
-    BRING = "bring"
-    STOP = "stop"
-
-
-class Action(NamedTuple):
-    """One action on a model's program. The caller reports its end by `settled` or `failed`."""
-
-    do: Do
-    model: str
-    gpu: int
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """Properties of a model. `late_s`: how long its first request may wait; `start_s`: estimated time of a cold start,
-    until one is measured. Models that are `kept` are started at once and never evicted."""
-
-    name: str
-    memory_bytes: int
-    best_effort: bool = False
-    priority: int = 0
-    kept: bool = False
-    late_s: float = 1.0
-    start_s: float = 30.0
-
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """Return the model's rank (class, then priority); the model with the larger rank is served first."""
-        return (not self.best_effort, self.priority)
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Settings of the rules above. `most_moving`: largest fraction of a busy model's time that moves may take, when
-    models of equal rank alternate. `idle_s`: how long a model must be idle before it is evicted for one of lower rank.
-    """
-
-    most_moving: float = 0.2
-    most_patience_s: float = 2.0
-    idle_s: float = 10.0
-
-
-@dataclass
-class ModelRow:
-    """The state of a model. `since_s`: time at which its place last changed; `used_s`: time at which it last got or
-    ended a request.
-    """
-
-    facts: ModelFacts
-    place: Place = Place.COLD
-    gpu: int = -1
-    waiting: int = 0
-    open: int = 0
-    first_s: float = math.inf  # arrival of the oldest waiting request for the model
-    used_s: float = -math.inf
-    since_s: float = -math.inf
-    not_before_s: float = -math.inf  # time before which no action on the model is started, after one has failed
-    draining: bool = False
-    stopping: bool = False  # when the model's requests have ended, its program will be stopped instead of evicted
-    start_s: float = 0.0
-    starts: int = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether the model has neither waiting nor open requests."""
-        return not self.open and not self.waiting
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the model should be on a GPU but is not."""
-        return self.place in AWAY and (self.waiting > 0 or self.facts.kept)
-
-
-@dataclass
-class _Plan:
-    """How memory becomes free on a GPU: the models in `out` are evicted now, those in `drain` once their streams have
-    ended. The memory stays reserved for the waiting model, so that smaller models cannot take it again and again.
-    """
-
-    gpu: int
-    fits: bool
-    out: list[ModelRow] = field(default_factory=list)
-    drain: list[ModelRow] = field(default_factory=list)
-    cost: float = 0.0
-    later: bool = False  # whether the memory will become free without further action
-
-    @property
-    def order(self) -> tuple[int, float]:
-        return (3 if self.later else 0 if self.fits else 2 if self.drain else 1, self.cost)
 
 
 class ModelResidency:
@@ -207,7 +105,7 @@ class ModelResidency:
             else:
                 self._host_used -= row.facts.memory_bytes
                 if seconds is not None:
-                    self.rates.observe(0, row.facts.memory_bytes, seconds)
+                    self.rates.observe(row.against_bytes, row.facts.memory_bytes, seconds)
             row.place, row.since_s, row.used_s = Place.RESIDENT, now_s, max(row.used_s, now_s)
             self._away.discard(name)
 
@@ -274,7 +172,8 @@ class ModelResidency:
         row = self.rows[name]
         if row.place is Place.RESIDENT:
             return 0.0
-        whole = self.rates.seconds(0, row.facts.memory_bytes)
+        against = row.against_bytes if row.place is Place.RETURNING else 0
+        whole = self.rates.seconds(against, row.facts.memory_bytes)
         full = whole if row.place in (Place.EVICTED, Place.RETURNING) else row.start_s
         spent = now_s - row.since_s if row.place in (Place.STARTING, Place.RETURNING) else 0.0
         return max(full - spent, row.not_before_s - now_s, 0.0)
@@ -294,10 +193,14 @@ class ModelResidency:
             kept_draining.update(id(other) for other in plan.drain)
             for other in plan.drain:
                 other.draining = True
-            actions += [self._leave(other, now_s) for other in plan.out]
-            if plan.fits:
+            left = [self._leave(other, now_s) for other in plan.out]
+            together = row.place is Place.EVICTED and plan.enough_now(row.facts.memory_bytes)
+            together = together and bool(left) and all(action.do is Do.EVICT for action in left)
+            if plan.fits or together:
                 promised[plan.gpu] -= row.facts.memory_bytes
-                actions.append(self._come(row, plan.gpu, now_s))
+                actions.append(self._come(row, plan.gpu, now_s, plan.out))
+            else:
+                actions += left
         if draining:
             for on in self._on:
                 for row in on.values():
@@ -318,20 +221,20 @@ class ModelResidency:
                 found.append(row)
         return sorted(found, key=lambda r: (-r.facts.rank[0], -r.facts.rank[1], r.first_s + r.facts.late_s))
 
-    def _best(self, row: ModelRow, promised: list[int], now_s: float) -> _Plan | None:
+    def _best(self, row: ModelRow, promised: list[int], now_s: float) -> Plan | None:
         """Return the plan by which the model is resident soonest; a model that was evicted returns to its GPU."""
         gpus = [row.gpu] if row.gpu >= 0 else range(len(self.gpu_bytes))
         plans = [plan for gpu in gpus if (plan := self._plan(row, gpu, promised[gpu], now_s)) is not None]
         return min(plans, key=lambda plan: plan.order, default=None)
 
-    def _plan(self, row: ModelRow, gpu: int, promised: int, now_s: float) -> _Plan | None:
+    def _plan(self, row: ModelRow, gpu: int, promised: int, now_s: float) -> Plan | None:
         on = self._on[gpu].values()
         free = self.gpu_bytes[gpu] - promised - sum(other.facts.memory_bytes for other in on)
         lacking = row.facts.memory_bytes - free
         if lacking <= 0:
-            return _Plan(gpu, True, cost=-float(free))
+            return Plan(gpu, free, True, cost=-float(free))
         lacking -= sum(other.facts.memory_bytes for other in on if other.place is Place.LEAVING)
-        plan = _Plan(gpu, False)
+        plan = Plan(gpu, free, False)
         ready, busy, soon = [], [], 0
         for other in on:
             if other.place is not Place.RESIDENT or other.facts.kept:
@@ -353,7 +256,7 @@ class ModelResidency:
                 chosen.append(other)
                 lacking -= other.facts.memory_bytes
         if lacking > 0:
-            return _Plan(gpu, False, later=True) if lacking <= soon else None
+            return Plan(gpu, free, False, later=True) if lacking <= soon else None
         for chosen in (plan.drain, plan.out):
             # models that were chosen later may have made an earlier choice unnecessary
             for other in reversed(list(chosen)):
@@ -389,12 +292,13 @@ class ModelResidency:
         row.place, row.since_s, row.draining = Place.LEAVING, now_s, False
         return Action(Do.STOP if row.stopping else Do.EVICT, row.facts.name, row.gpu)
 
-    def _come(self, row: ModelRow, gpu: int, now_s: float) -> Action:
-        do = Do.BRING if row.place is Place.EVICTED else Do.START
-        row.place = Place.RETURNING if do is Do.BRING else Place.STARTING
+    def _come(self, row: ModelRow, gpu: int, now_s: float, out: Sequence[ModelRow]) -> Action:
+        do = Do.START if row.place is Place.COLD else Do.EXCHANGE if out else Do.BRING
+        row.place = Place.STARTING if do is Do.START else Place.RETURNING
         row.gpu, row.since_s = gpu, now_s
+        row.against_bytes = sum(other.facts.memory_bytes for other in out)
         self._on[gpu][row.facts.name] = row
-        return Action(do, row.facts.name, gpu)
+        return Action(do, row.facts.name, gpu, tuple(other.facts.name for other in out))
 
     def _wake(self, at_s: float) -> None:
         self.wake_s = min(self.wake_s, at_s)

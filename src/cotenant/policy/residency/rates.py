@@ -41,7 +41,12 @@ class MoveRates:
         elif not out_bytes:
             self.in_bps = self._blend("in", self.in_bps, in_bytes / seconds)
         elif 0.5 < out_bytes / in_bytes < 2.0:
-            self.both_bps = self._blend("both", self.both_bps, max(out_bytes, in_bytes) / seconds)
+            before = self.both_bps
+            self.both_bps = self._blend("both", before, max(out_bytes, in_bytes) / seconds)
+            # a direction that was never measured alone is assumed to be faster or slower by the same factor
+            factor = self.both_bps / before
+            self.out_bps *= 1.0 if "out" in self.seen else factor
+            self.in_bps *= 1.0 if "in" in self.seen else factor
 
     def _blend(self, way: str, before: float, measured: float) -> float:
         """Return the present rate of direction `way` combined with a measurement; the first measurement replaces the

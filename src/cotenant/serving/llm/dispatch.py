@@ -6,21 +6,23 @@ Everything here runs in one event loop, so there are no locks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from cotenant.core.background import spawn
-from cotenant.core.errors import InputError, LostServerError, NoHostMemoryError, NothingToDoError, WorkError
+from cotenant.core.errors import InputError, NoHostMemoryError, WorkError
 from cotenant.policy.residency import Action, Do, ModelResidency, ModelSettings, Place
 from cotenant.serving.config.models import ModelsConfig
-from cotenant.serving.llm.hosts import Host
 from cotenant.serving.llm.keeper import Keeper
 from cotenant.serving.llm.model import Model
+from cotenant.serving.llm.moves import Moves
 from cotenant.serving.llm.openai import OpenAIError
+from cotenant.serving.llm.plain_host import Host
 from cotenant.serving.llm.program import Program, launch
 from cotenant.serving.llm.tickets import Ticket
 
@@ -31,8 +33,6 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 # a request for a model whose program will be restarted waits if the pause is at most this long; otherwise it is refused
 WAITED_FOR_S = 4.0
 AGENT_RETRY_S = 5.0
-MOVE_TRIES = 3
-ORDER_AGAIN_S = 0.2
 DRAIN_POLL_S = 0.02
 
 
@@ -48,6 +48,7 @@ class Dispatch:
             [gpu.memory_bytes for gpu in host.gpus], config.facts(), ModelSettings(idle_s=config.raw.idle), host_bytes
         )
         self.models = {m.name: Model(m, self.policy.rows[m.name]) for m in config.models}
+        self._moves = Moves(host, self.policy, tell, self._end)
         self.tickets: set[Ticket] = set()  # the requests that have no answer yet, waiting or running
         self.draining = False
         self._agent_lost = False  # so no model can be started or moved
@@ -187,16 +188,24 @@ class Dispatch:
 
     def _begin(self, action: Action) -> None:
         model = self.models[action.model]
-        work = {Do.START: self._start, Do.EVICT: self._evict, Do.BRING: self._bring, Do.STOP: self._stop}[action.do]
+        moves, others = self._moves, [self.models[name] for name in action.instead_of]
+        if action.do is Do.EXCHANGE:
+            spawn(self._tasks, self._carry_out(moves.exchange(model, others, action.gpu), model, *others))
+            return
+        work = {Do.START: self._start, Do.EVICT: moves.evict, Do.BRING: moves.bring, Do.STOP: moves.stop}[action.do]
         spawn(self._tasks, self._carry_out(work(model, action.gpu), model))
 
-    async def _carry_out(self, work: Coroutine[Any, Any, None], model: Model) -> None:
+    async def _carry_out(self, work: Coroutine[Any, Any, None], *models: Model) -> None:
+        names = sorted(model.entry.name for model in models)  # in one order, so that no two actions wait for each other
         try:
-            async with model.acting:
+            async with contextlib.AsyncExitStack() as acting:
+                for name in names:
+                    await acting.enter_async_context(self.models[name].acting)
                 await work
-        except Exception as error:  # if the task fails, the model must not stay in a transitional state
-            LOG.error("%s: exception in a background task", model.entry.name, exc_info=error)
-            self.policy.failed(model.entry.name, time.monotonic(), MOST_PAUSE_S)
+        except Exception as error:  # if the task fails, the models must not stay in a transitional state
+            LOG.error("%s: exception in a background task", ", ".join(names), exc_info=error)
+            for name in names:
+                self.policy.failed(name, time.monotonic(), MOST_PAUSE_S)
         self.turn()
 
     async def _start(self, model: Model, gpu: int) -> None:
@@ -286,71 +295,6 @@ class Dispatch:
         if pause_s > WAITED_FOR_S:
             self._refuse_all(model)
         self.turn()
-
-    async def _order(self, model: Model, order: Callable[[str], Awaitable[None]]) -> None:
-        """Give the agent an order about the model's memory. While no agent answers, the order is repeated, because it
-        is not known whether it was carried out.
-        """
-        place = model.row.place
-        while True:
-            try:
-                await order(model.entry.name)
-                return
-            except NothingToDoError:
-                return  # the memory is where it should be
-            except LostServerError:
-                if model.row.place is not place:  # the program has ended meanwhile
-                    raise
-                await asyncio.sleep(ORDER_AGAIN_S)
-
-    async def _evict(self, model: Model, gpu: int) -> None:
-        name, began_s = model.entry.name, time.monotonic()
-        try:
-            await self._order(model, self._host.evict)
-        except (InputError, WorkError) as error:
-            # if the model is not LEAVING any more, its program has ended meanwhile, and nothing is left to stop
-            if model.row.place is Place.LEAVING:
-                self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}")
-                await self._stop(model, gpu)
-            return
-        if model.row.place is Place.LEAVING:
-            took_s = time.monotonic() - began_s
-            model.stats.switched("evict", took_s)
-            self.policy.settled(name, time.monotonic(), took_s)
-            self._tell(f"{name} was evicted in {took_s:.2f} s")
-
-    async def _bring(self, model: Model, gpu: int) -> None:
-        name, began_s = model.entry.name, time.monotonic()
-        try:
-            await self._order(model, self._host.bring)
-        except (InputError, WorkError) as error:
-            if model.row.place is not Place.RETURNING:
-                return
-            model.moves_failed += 1
-            self._tell(f"{name} cannot be brought back: {error}")
-            if model.moves_failed < MOVE_TRIES:
-                self.policy.failed(name, time.monotonic(), FIRST_PAUSE_S)
-            else:
-                await self._end(model)
-                self.policy.died(name, time.monotonic())
-            return
-        if model.row.place is Place.RETURNING:
-            took_s = time.monotonic() - began_s
-            model.moves_failed = 0
-            model.stats.switched("bring", took_s)
-            self.policy.settled(name, time.monotonic(), took_s)
-            self._tell(f"{name} is back after {took_s:.2f} s")
-
-    async def _stop(self, model: Model, gpu: int) -> None:
-        began_s = time.monotonic()
-        await self._end(model)
-        await self._host.released(model.entry.name)
-        if model.row.place is Place.LEAVING:
-            took_s = time.monotonic() - began_s
-            model.stats.switched("stop", took_s)
-            model.row.stopping = True
-            self.policy.settled(model.entry.name, time.monotonic(), took_s)
-            self._tell(f"{model.entry.name} was stopped to make room")
 
     async def _end(self, model: Model) -> None:
         program, model.program = model.program, None

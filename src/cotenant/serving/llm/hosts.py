@@ -1,4 +1,4 @@
-"""Hosts run the models' programs: as tenants of this node's agent, or directly, without a GPU."""
+"""The host that runs the models' programs as tenants of this node's agent."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
@@ -31,6 +31,7 @@ from cotenant.core.units import format_bytes
 from cotenant.devices.registry import discover
 from cotenant.serving.config.models import ModelEntry, ModelGpusEntry
 from cotenant.serving.llm.keeper import Keeper, kill_group
+from cotenant.serving.llm.plain_host import GpuRoom, last_line, spawn
 
 LOG = logging.getLogger(__name__)
 
@@ -38,88 +39,6 @@ AGENT_WITHIN_S = 300.0  # long, because in a source checkout an agent first comp
 AGENT_BACK_S = 30.0  # how long a command to an agent that has ended waits for the agent's restart
 PARK_WITHIN_S = 10.0
 NAME_FREE_S = 10.0  # how long the name of a tenant that has ended may still be in use
-
-
-@dataclass(frozen=True)
-class GpuRoom:
-    """A GPU for models, and the memory that they may use."""
-
-    index: int
-    uuid: str
-    memory_bytes: int
-    name: str = ""  # what kind of GPU this is, for people
-
-
-class Host(Protocol):
-    """Starts model processes and moves them between GPU and host memory. Its methods raise WorkError or InputError when
-    they fail, with the reason.
-    """
-
-    gpus: list[GpuRoom]
-    moves: bool  # true: evicted programs are kept in host memory; false: they are stopped
-
-    @property
-    def agent(self) -> Path | None:
-        """Folder of the agent that runs the programs as its tenants; None if the programs use no agent."""
-
-    async def start(self) -> None:
-        """Prepare the host. Afterwards, `gpus` lists the GPUs that the models may use."""
-
-    async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
-        """Start a program in a process group of its own, with its output in a file."""
-
-    async def evict(self, name: str) -> None:
-        """Evict a program from its GPU to host memory."""
-
-    async def bring(self, name: str) -> None:
-        """Bring an evicted program back to its GPU."""
-
-    async def released(self, name: str) -> None:
-        """Wait until the host memory of a program that has ended is free for another one."""
-
-    async def close(self) -> None:
-        """Stop everything that the host has started."""
-
-
-async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | None) -> asyncio.subprocess.Process:
-    """Start a program whose output goes to a file. Raises InputError if it cannot be started."""
-    with log.open("ab") as out:
-        try:
-            return await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise InputError(f"{command[0]} cannot be started: {reason.lower()}") from None
-
-
-class PlainHost:
-    """A Host without a GPU, with a given amount of host memory. Its programs cannot be evicted."""
-
-    moves = False
-    agent = None
-
-    def __init__(self, memory_bytes: int) -> None:
-        self.gpus = [GpuRoom(0, "", memory_bytes, "main memory")]
-
-    async def start(self) -> None:
-        """See Host."""
-
-    async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
-        return await spawn(command, log, None)
-
-    async def evict(self, name: str) -> None:
-        raise WorkError("a program without a GPU cannot be moved")
-
-    async def bring(self, name: str) -> None:
-        """See Host."""
-
-    async def released(self, name: str) -> None:
-        """See Host."""
-
-    async def close(self) -> None:
-        """See Host."""
 
 
 class AgentHost:
@@ -312,6 +231,10 @@ class AgentHost:
     async def bring(self, name: str) -> None:
         await self._order("resume", name=name, timeout_s=AGENT_BACK_S)
 
+    async def exchange(self, name: str, leave: Sequence[str]) -> dict[str, float]:
+        answer = await self._order("resume", name=name, instead_of=list(leave), timeout_s=AGENT_BACK_S)
+        return {row["name"]: float(row["seconds"]) for row in answer.get("parked", [])}
+
     async def released(self, name: str) -> None:
         """See Host. The agent learns of the end of a program a little later; waits at most NAME_FREE_S."""
         deadline = time.monotonic() + NAME_FREE_S
@@ -322,28 +245,30 @@ class AgentHost:
                     return
                 await asyncio.sleep(0.02)
 
-    async def _order(self, op: str, **values: Any) -> None:
-        """Send the agent an idempotent command. Send it again if the agent has ended before its answer arrived."""
+    async def _order(self, op: str, **values: Any) -> dict[str, Any]:
+        """Send the agent an idempotent command. Send it again if the agent has ended before its answer arrived. Returns
+        the answer, which is empty if the command was carried out before its answer was lost.
+        """
 
-        def give() -> None:
+        def give() -> dict[str, Any]:
             deadline = time.monotonic() + AGENT_BACK_S
             again = False
             while True:
                 try:
                     with self._connected() as client:
                         client.within(300.0)
-                        client.call(op, **values)
-                    return
+                        return client.call(op, **values)
                 except NothingToDoError:
                     if not again:
                         raise
-                    return  # the agent had carried out the command before its answer was lost
+                    return {}
                 except LostServerError:
                     if time.monotonic() > deadline:
                         raise
                     again = True
 
-        await self._in_thread(give)
+        found: dict[str, Any] = await self._in_thread(give)
+        return found
 
     def _connected(self) -> ControlClient:
         """Connect to the agent. Waits for an agent that restarts."""
@@ -385,14 +310,3 @@ def _is_in_use(row: dict[str, Any]) -> bool:
 
 def _taken(name: str, agent: Path) -> str:
     return f"a program of another server or launcher is the tenant {name} of the agent in {agent}: rename the model"
-
-
-def last_line(log: Path) -> str:
-    """The last line of a program's output, shortened."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1].strip()[:200] if lines else ""

@@ -11,11 +11,11 @@ from cotenant.observability import metrics as names
 from cotenant.observability.exposition import Exposition, Histogram
 from cotenant.observability.feed import Row
 from cotenant.policy.residency import Place
-from cotenant.policy.residency.models import AWAY
+from cotenant.policy.residency.model_rows import AWAY
 from cotenant.serving.gateway.pages import Decisions
 from cotenant.serving.llm.dispatch import Dispatch
-from cotenant.serving.llm.hosts import GpuRoom
 from cotenant.serving.llm.model import Model
+from cotenant.serving.llm.plain_host import GpuRoom
 from cotenant.serving.llm.stats import percentile_ms
 
 NO_TTFT, NO_TPOT = Histogram(names.MODEL_TTFT.buckets), Histogram(names.MODEL_TPOT.buckets)

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from cotenant.core.errors import WorkError
 from cotenant.serving.config.models import PORT, ModelEntry
-from cotenant.serving.llm.hosts import Host, last_line
 from cotenant.serving.llm.keeper import Keeper, kill_group
+from cotenant.serving.llm.plain_host import Host, last_line
 from cotenant.serving.llm.upstream import Link, Upstream
 
 ASK_EVERY_S = 0.05

@@ -24,10 +24,11 @@ from cotenant.serving.gateway.pages import Decisions, Pages
 from cotenant.serving.gateway.tokens import Tokens
 from cotenant.serving.llm.agent_watch import AgentWatch
 from cotenant.serving.llm.dispatch import Dispatch
-from cotenant.serving.llm.hosts import AgentHost, Host, PlainHost
+from cotenant.serving.llm.hosts import AgentHost
 from cotenant.serving.llm.keeper import Keeper
 from cotenant.serving.llm.live import exposition, rows, status
 from cotenant.serving.llm.openai import error_body
+from cotenant.serving.llm.plain_host import Host, PlainHost
 from cotenant.serving.llm.routes import ModelRoutes
 from cotenant.serving.wiring import http_limits
 

@@ -215,20 +215,27 @@ class _Run:
             held = model.config.facts.memory_bytes
             if action.do is Do.START:
                 seconds = self.policy.rows[action.model].start_s
-            elif action.do is Do.BRING:
-                seconds = self.rates.seconds(0, held)
+            elif action.do in (Do.BRING, Do.EXCHANGE):
+                out = sum(self.by_name[name].config.facts.memory_bytes for name in action.instead_of)
+                seconds = self.rates.seconds(out, held)
             elif action.do is Do.EVICT:
                 seconds = self.rates.seconds(held, 0)
             else:
                 seconds = STOP_S
-            model.gpu = action.gpu
-            self.switches.append(Switch(self.now_s, seconds, model.index, action.gpu, action.do))
-            self._push(self.now_s + seconds, self.MOVED, model.index, round(seconds * 1e9))
+            # both parts of an exchange end when all memory has been moved
+            for name in action.instead_of:
+                self._move(self.by_name[name], action.gpu, Do.EVICT, seconds)
+            self._move(model, action.gpu, Do.BRING if action.do is Do.EXCHANGE else action.do, seconds)
         if self.policy.wake_s < self._wake_s:
             self._wake_s = self.policy.wake_s
             self._push(max(self._wake_s, self.now_s), self.WAKE)
         for index in list(self._waiting):
             self._admit(self.models[index])
+
+    def _move(self, model: _Model, gpu: int, do: Do, seconds: float) -> None:
+        model.gpu = gpu
+        self.switches.append(Switch(self.now_s, seconds, model.index, gpu, do))
+        self._push(self.now_s + seconds, self.MOVED, model.index, round(seconds * 1e9))
 
     def _moved(self, model: _Model, seconds: float) -> None:
         self.policy.settled(model.name, self.now_s, seconds)
