@@ -47,8 +47,17 @@ def test_a_trace_by_hand(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert out.read_text().splitlines()[1] == "chat,0.000000,0.030000,0.050000,20,2,30.000000,20.000000"
     shown = cotenant("simulate", "--serving", models, "--profile", profile, "--trace", trace)
     assert "GPUs busy" in shown.out
-    assert "1 requests left out: longer than the model's context" in shown.err
+    assert "1 request left out: longer than the model's context" in shown.err
     assert "no request of" not in shown.err
+
+
+def test_refused_requests_are_counted_in_a_note(files: tuple[Path, Path, Path]) -> None:
+    """The program takes one request at a time, one waits, and a third one is refused."""
+    models, profile, trace = files
+    models.write_text(MODELS.replace("tpot_ms: 30}", "tpot_ms: 30, max_queue: 1, max_concurrency: 1}", 1))
+    trace.write_text("time_s,model,prompt_tokens,output_tokens\n" + "0,chat,20,9\n" * 3)
+    shown = cotenant("simulate", "--serving", models, "--profile", profile, "--trace", trace)
+    assert "note: 1 request of chat refused: 1 waited already (max_queue)" in shown.err
 
 
 def test_a_model_that_never_has_room_is_named(files: tuple[Path, Path, Path]) -> None:

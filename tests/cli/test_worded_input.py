@@ -16,6 +16,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "t.csv").write_text(TRACE)
     (tmp_path / "h200.yaml").write_text("gpus: {count: 1, model: H200}\n" + SERVICES.replace("resnet50", "bert"))
     (tmp_path / "a100.yaml").write_text("gpus: {count: 1, model: A100-80GB}\nmechanism: time\n" + SERVICES)
+    many = SERVICES.replace("10,", "100000,")
+    (tmp_path / "many.yaml").write_text("gpus: {count: 1, model: H200}\nreplan: {headroom: 1.2}\n" + many)
     (tmp_path / "none.yaml").write_text("nodes: []\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -36,6 +38,9 @@ SIMULATE = ("simulate", "--trace", "t.csv", "--cluster", "1x8")
         (("trace", "generate", "--jobs", "5", "--like", "gavle"), "did you mean gavel?"),
         (("experiment", "gamee"), "did you mean game?"),
         (("plan", "h200.yaml", "--planner", "exct"), "did you mean exact?"),
+        (("trace", "inspect", "azure-llm:x.csv"), "cotenant simulate --serving MODELS.yaml --trace azure-llm:x.csv"),
+        (("trace", "inspect", "burstgp:x.csv"), "did you mean burstgpt:x.csv?"),
+        (("trace", "inspect", "phily:x.csv"), "did you mean philly:x.csv?"),
         (("plan", "h200.yaml"), "did you mean bert_base?"),
         ((*SIMULATE, "--lease", "0s"), "--lease: '0s' is not above 0 s"),
         ((*SIMULATE, "--lease", "1e300s"), "--lease: '1e300s' is over 365 d"),
@@ -58,3 +63,10 @@ def test_time_slices_use_the_whole_gpu_of_a_profile_of_mig_slices() -> None:
     got = cotenant("plan", "a100.yaml", "--json")
     assert got.code == 0, got.err
     assert '"7g"' in got.out
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_rate_that_is_not_planned_names_the_headroom() -> None:
+    got = cotenant("plan", "many.yaml")
+    assert "of the 120,000.0 requests/s (100,000 with a headroom of 1.2) for a" in got.out
+    assert "of 1 GPU\n" in got.out

@@ -162,6 +162,15 @@ def test_what_differs_between_runs_of_one_policy_becomes_facets() -> None:
     assert runs[3].label == "srtf · trace two.csv"
 
 
+def test_a_label_has_only_what_differs_within_its_policy() -> None:
+    runs = [labelled("fifo", f"{t}.csv", lease_s=lease) for t, lease in (("one", 60), ("two", 60), ("three", 9))]
+    runs += [labelled("srtf", "one.csv", reserve_after_s=after) for after in (3600, 7200)]
+    assert [run.label for run in arrange(runs)] == [
+        "fifo · trace one.csv", "fifo · trace two.csv", "fifo · trace three.csv",
+        "srtf · reserve after 3600", "srtf · reserve after 7200",
+    ]  # fmt: skip
+
+
 def test_clusters_written_alike_are_told_apart() -> None:
     """8x1 says nothing of the GPU model; what a record says of its cluster does."""
     runs = [labelled("miso", "t.csv"), labelled("miso", "t.csv")]

@@ -49,6 +49,8 @@ def test_times_of_one_column_share_a_unit() -> None:
     assert column_texts([0.001, 0.002, 0.5], "s") == ["1.00 ms", "2.00 ms", "500 ms"]
     # The median is 109 min, but then the largest would be 1,390 min, which has four digits. So the unit is h.
     assert column_texts([145, 6540, 83400], "s") == ["0.0403 h", "1.82 h", "23.2 h"]
+    assert column_texts([8225, 10000, 172800], "s") == ["2.28 h", "2.78 h", "48.0 h"]
+    assert column_texts([8225, 400000, 500000], "s") == ["2.28 h", "111 h", "139 h"]  # not 0.0952 d
     assert column_texts([None], "s") == ["–"]
     assert column_texts([0.5, None], "share") == ["50.0 %", "–"]
 

@@ -137,7 +137,7 @@ def test_philly_likeness_against_the_list(shared: Path) -> None:
     ("workload", "message"),
     [
         (Workload(0), "0 jobs is not between 1"),
-        (Workload(5, like="alibaba"), "not one of synergy, gavel, sia, miso, philly"),
+        (Workload(5, like="alibaba"), "known: synergy, gavel, sia, miso, philly"),
         (Workload(5, rate_per_s=1, load=0.5, cluster_gpus=8), "--rate or --load, not both"),
         (Workload(5, rate_per_s=0.0), "below 1e9 jobs per second"),
         (Workload(5, load=0.5), "add --cluster"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.cli.fitting import plain_table, print_whole
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.units import counted
 
 if TYPE_CHECKING:
     from cotenant.profiles.llm.partitions import Engine
@@ -129,7 +130,7 @@ def _show(content: dict[str, Any]) -> None:
 
     console = Console(soft_wrap=True, highlight=False)
     heads = ("GPU", "part", "model", "requests at once", "time", "cycle")
-    table = plain_table(f"{content['gpus']} GPUs {content['gpu']}", heads, left=("part", "model"))
+    table = plain_table(f"{counted(content['gpus'], 'GPU')} {content['gpu']}", heads, left=("part", "model"))
     for let in content["parts"]:
         for row in let["models"]:
             part = let["partition"] if let["instance"] is None else f"{let['partition']}@{let['instance']}"
@@ -144,7 +145,8 @@ def _show(content: dict[str, Any]) -> None:
 
 
 def _models_table(models: dict[str, Any]) -> Any:
-    table = plain_table(None, ("model", "rate/s", "capacity/s", "TTFT", "TPOT", "in time (simulated)"), left=("model",))
+    heads = ("model", "actual rate/s", "capacity/s", "TTFT SLO", "TPOT SLO", "in time (simulated)")
+    table = plain_table(None, heads, left=("model",))
     for name, row in models.items():
         reached = row["attainment"]
         table.add_row(

@@ -7,6 +7,7 @@ from typing import Any
 
 from cotenant.cli.fitting import plain_table, print_whole
 from cotenant.core.serving import ServingPlan
+from cotenant.core.units import counted
 from cotenant.policy.serving.packing.replan import disruption, moves
 from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.serving.config.planning import Problem
@@ -55,7 +56,7 @@ def show(data: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(soft_wrap=True)
-    title = f"{data['planner']}: {data['gpus_used']} of {data['gpus']} GPUs"
+    title = f"{data['planner']}: {data['gpus_used']} of {counted(data['gpus'], 'GPU')}"
     table = plain_table(title, ("GPU", "gpulet", "service", "batch", "duty"), left=("gpulet", "service"))
     for let in data["gpulets"]:
         for seat in let["seats"]:
@@ -69,9 +70,11 @@ def show(data: dict[str, Any]) -> None:
     for gpu, layout in data["layouts"].items():
         console.print(f"MIG layout of GPU {gpu}: {layout}", highlight=False)
     for left in data["left_out"]:
-        asked = data["services"][left["service"]]["planned_rps"]
+        row = data["services"][left["service"]]
+        asked, own = row["planned_rps"], row["rate_rps"]
+        factor = f" ({own:,.12g} with a headroom of {asked / own:.3g})" if own and abs(asked / own - 1) > 1e-9 else ""
         console.print(
-            f"not planned: {left['missing_rps']:,.1f} of the {asked:,.1f} requests/s for {left['service']}:"
+            f"not planned: {left['missing_rps']:,.1f} of the {asked:,.1f} requests/s{factor} for {left['service']}:"
             f" {left['reason']}",
             highlight=False,
         )

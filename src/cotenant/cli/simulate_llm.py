@@ -53,7 +53,7 @@ def simulate(
 
     from cotenant.cli.llm_view import show
     from cotenant.core.files import check_writable, write_text
-    from cotenant.core.units import parse_seconds
+    from cotenant.core.units import counted, parse_seconds
     from cotenant.serving.config.models import read_models
     from cotenant.sim.llm.engine import longest
 
@@ -80,8 +80,15 @@ def simulate(
         return
     show(content, f"{len(trace):,} requests of {trace.source}")
     for reason, count in result.trace.left_out.items():
-        print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
+        print(f"note: {counted(count, 'request')} left out: {reason}", file=sys.stderr)
+    most = {m.name: m.max_queue for m in config.models}
     for name, row in content["models"].items():
+        if row["refused"]:
+            why = f"{most[name]:,} waited already (max_queue)"
+            print(f"note: {counted(row['refused'], 'request')} of {name} refused: {why}", file=sys.stderr)
+        lost = row["requests"] - row["answered"] - row["refused"]
+        if lost and row["answered"]:
+            print(f"note: {counted(lost, 'request')} of {name} never answered", file=sys.stderr)
         if row["requests"] and not row["answered"]:
             text = f"note: no request of {name} is answered: it has no room beside models that stay, or never its turn"
             print(text, file=sys.stderr)

@@ -9,6 +9,7 @@ import typer
 
 from cotenant.cli.shared_options import PlannedScheme
 from cotenant.core.files import check_writable, write_text
+from cotenant.core.units import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -176,7 +177,7 @@ def _show(content: dict[str, Any]) -> None:
     rows = {**content["services"], **content["applications"]}
 
     def build(heads: Sequence[str], broken: bool = False) -> Table:
-        title = f"{content['requests']:,} requests, seed {content['seed']}, {content['gpus_used']} GPUs"
+        title = f"{content['requests']:,} requests, seed {content['seed']}, {counted(content['gpus_used'], 'GPU')}"
         table = figures_table(title, "service", heads)
         for name, row in rows.items():
             cells = _cells(row)

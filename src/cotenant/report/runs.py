@@ -114,10 +114,21 @@ def arrange(runs: list[Run]) -> list[Run]:
     _shorten_paths(conditions)
     for run, run_conditions in zip(runs, conditions, strict=True):
         run.facets = {key: run_conditions.get(key, "–") for key in varying}
-        if run.policy in shared:
-            run.label = " · ".join([run.policy, *(f"{facet_name(key)} {value}" for key, value in run.facets.items())])
+    for policy in shared:
+        _label([run for run in runs if run.policy == policy], varying)
     _number_the_rest(runs)
     return runs
+
+
+def _label(runs: list[Run], varying: list[str]) -> None:
+    """Label the runs of one policy with the facets in which they differ from each other. Where the trace determines
+    another facet, such as its cluster, only the trace is shown."""
+    keys = [key for key in varying if len({run.facets[key] for run in runs}) > 1]
+    if "trace" in keys:
+        facets = [run.facets for run in runs]
+        keys = [key for key in keys if key == "trace" or not _determined(key, ["trace"], facets)]
+    for run in runs:
+        run.label = " · ".join([run.policy, *(f"{facet_name(key)} {run.facets[key]}" for key in keys)])
 
 
 def in_order(runs: list[Run]) -> list[Run]:

@@ -33,13 +33,16 @@ def column_texts(values: Sequence[float | None], unit: str) -> list[str]:
     kept.
 
     Times of one column share one unit, so that they can be compared at a glance: the unit that suits the median. If the
-    largest time would have four digits in it, a larger unit is used.
+    largest time would have four digits in it, a larger unit is used; if the smallest would be below 0.1, a smaller
+    one, as far as that leaves the largest below four digits.
     """
     known = sorted(value for value in values if value is not None and not math.isnan(value))
     if unit != "s" or not known:
         return [metric_text(value, unit) for value in values]
     names = [name for name, _ in _UNITS]
     at = names.index(time_text(known[len(known) // 2]).rsplit(" ", 1)[1])
+    while at and 0 < known[0] / _UNITS[at][1] < 0.1 and known[-1] / _UNITS[at - 1][1] < 1000:
+        at -= 1
     while at + 1 < len(_UNITS) and known[-1] / _UNITS[at][1] >= 1000:
         at += 1
     name, scale = _UNITS[at]

@@ -16,6 +16,7 @@ from cotenant.core.cluster import Cluster
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.mig import Geometry, geometry, kind_of, maximal_multisets, parse_layout, place
 from cotenant.core.record.record import Record
+from cotenant.core.units import counted
 from cotenant.core.work import Jobs, Trace
 from cotenant.policy.mig.decide import PartitionRules, warm_up
 from cotenant.profiles.mig.mps_mig import MpsMigModel
@@ -179,7 +180,7 @@ def run_partition(
     stuck = np.flatnonzero(np.isnan(engine.work.finish))
     if len(stuck):
         raise WorkError(
-            f"policy {rules.policy} left {len(stuck)} jobs waiting on an idle cluster (first: job "
+            f"policy {rules.policy} left {counted(len(stuck), 'job')} waiting on an idle cluster (first: job "
             f"{trace.jobs.id[stuck[0]]}); each of them could run, so this is an error of the simulator"
         )
     layout = geo.format(rules.layout) if rules.layout else None

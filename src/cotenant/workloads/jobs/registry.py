@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from pathlib import Path
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, nearest
 from cotenant.core.work import Trace
 from cotenant.workloads.jobs.recognise import looks_like
 from cotenant.workloads.table import MissingColumnError, OtherFormatError
+from cotenant.workloads.token_formats import FORMATS as TOKEN_FORMATS
 from cotenant.workloads.trace_options import TraceOptions
 
 FIRST_LINE_BYTES = 1 << 16  # of a file whose format is unknown, at most this much of the first line is read
@@ -45,8 +45,14 @@ def split_spec(spec: str) -> tuple[str, str]:
         return "native", spec
     if Path(spec).is_file():
         return "native", spec
-    near = difflib.get_close_matches(name, list(FORMATS), n=1)
-    hint = f"did you mean {near[0]}:{path or 'PATH'}?" if near else f"write FORMAT:PATH, FORMAT being {_listed()}"
+    if colon and name in TOKEN_FORMATS:
+        raise InputError(
+            f"{spec!r} is a token trace (requests to language models), not a trace of jobs; it is read by "
+            f"cotenant simulate --serving MODELS.yaml --trace {name}:{path or 'PATH'}, and by cotenant load --openai",
+            field="trace",
+        )
+    near = nearest(name, (*FORMATS, *TOKEN_FORMATS))
+    hint = near.replace("?", f":{path or 'PATH'}?") or f"write FORMAT:PATH, FORMAT being {_listed()}"
     raise InputError(f"unknown trace format in {spec!r}; {hint}", field="trace")
 
 

@@ -340,7 +340,8 @@ class Packer:
         if factor < 1:
             return (
                 f"the GPUs can serve at most {factor:.1%} of these rates: "
-                f"about {math.ceil(len(self.gpus) / factor - 1e-9)} such GPUs are needed and there are {len(self.gpus)}"
+                f"about {math.ceil(len(self.gpus) / factor - 1e-9):,} such GPUs are needed and there "
+                f"{'is' if len(self.gpus) == 1 else 'are'} {len(self.gpus):,}"
             )
         return reasons.left_out(self.tables, state, service)
 
