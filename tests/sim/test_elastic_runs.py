@@ -49,6 +49,12 @@ def finish_s(record: Record) -> list[float]:
     return [times[job] for job in range(record.jobs.height)]
 
 
+def test_a_profile_may_state_a_restart_of_no_time(tmp_path: Path) -> None:
+    name = profile(tmp_path, m={"rate": {FAST: {"1": 1.0}}, "restart_s": 0})
+    assert load_elastic(name).models["m"].restart_s == 0
+
+
+
 @pytest.mark.parametrize("policy", ["gavel", "sia", "sia-fast", "pollux", "tesserae"])
 def test_progress_is_told_in_every_round(tmp_path: Path, policy: str) -> None:
     """A policy may take seconds per round, and the events of a whole small run fit the engine's buffers."""

@@ -70,11 +70,12 @@ def compare(
         answer = {"runs": entries, "html": None if html is None else str(html)}
         print(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
         return
-    from cotenant.report.runs import moves_note
+    from cotenant.report.runs import energy_note, moves_note
     from cotenant.report.table import print_runs
 
-    note = moves_note((run.info, run.summary) for run in found)
-    print_runs([(run.label, run.summary) for run in found], moves_note=note)
+    pairs = [(run.info, run.summary) for run in found]
+    labelled = [(run.label, run.summary) for run in found]
+    print_runs(labelled, moves_note=moves_note(pairs), energy_note=energy_note(pairs))
     if html is not None:
         typer.echo(f"{html}: open it in a browser; it needs no network")
 

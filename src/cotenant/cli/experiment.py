@@ -39,7 +39,7 @@ def experiment(
     from pathlib import Path
 
     from cotenant.cli.load_view import live_table
-    from cotenant.cli.progress import say
+    from cotenant.cli.progress import say, say_compiling_serving
     from cotenant.core.errors import InputError, WorkError
     from cotenant.loadgen.experiment import load_services, read_experiment, run_experiment, shipped
 
@@ -55,6 +55,7 @@ def experiment(
     if folder.exists() and not folder.is_dir():
         raise InputError("exists and is not a folder; choose another name", file=folder)
     names = [s.name for s in load_services(found)]
+    say_compiling_serving()
     with live_table(names, found.duration_s, found.raw.title, as_json) as tell:
         outcome = run_experiment(found, folder, tell, say)
     _write(outcome, folder)

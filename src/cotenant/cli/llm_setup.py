@@ -101,6 +101,8 @@ def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
             value = float(number)
         except ValueError:
             value = -1.0
+        if 1e6 <= value < math.inf:
+            raise InputError(f"{text!r} is over the limit of 1,000,000 requests/s", field="rate")
         if not 0 <= value < 1e6 or (not equals and whole is not None):
             raise InputError(f"{text!r} is not a rate in requests per second", field="rate")
         if equals and name not in models:

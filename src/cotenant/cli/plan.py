@@ -26,7 +26,8 @@ def plan(
         str | None, typer.Argument(help="Services file, or `scenarios` (generate a set), or `fit-interference`.")
     ] = None,
     planner: Annotated[
-        str | None, typer.Option(help="Planner: temporal, greedy, gpulet, gpulet-interference (default) or exact.")
+        str | None,
+        typer.Option(help="Planner: temporal, greedy, usher, gpulet, gpulet-interference (default) or exact."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
     min_gpus: Annotated[

@@ -86,6 +86,8 @@ def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int
     if patience < 1:
         raise InputError("patience must be at least 1", field="patience")
     period_s = parse_seconds(period, field="period")
+    if period_s <= 0:
+        raise InputError(f"a period must be above 0 s, not {period!r}", field="period")
     times, rates = read_rates(path, [s.name for s in problem.services])
     if period_s < times[1] - times[0] or len(times) * (times[1] - times[0]) < 2 * period_s:
         raise InputError(

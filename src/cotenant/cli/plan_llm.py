@@ -80,7 +80,7 @@ def plan(
     from cotenant.sim.llm.engine import longest
     from cotenant.sim.llm.packing import pack
 
-    config = read_models(models)
+    config = read_models(models, starts=False)
     target = parse_fraction(attainment, field="attainment")
     start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
     setup = build_setup(config, profiles_of(config, profile or []), 1, sharing, [], start_s=start_s)

@@ -63,5 +63,7 @@ def predict(
             print(f"  {name}: {value:.4f}")
     if out:
         print(f"written: {out}")
+    else:
+        print("the predictions are not printed: --out F.npz writes them")
     if card:
         print(json.dumps(trained.card, indent=1))

@@ -200,11 +200,12 @@ def finish_up(
 
         sys.stdout.write(orjson.dumps(summary).decode() + "\n")
         return
-    from cotenant.report.runs import moves_note
+    from cotenant.report.runs import energy_note, moves_note
     from cotenant.report.table import print_runs
 
     both = [(record.info, summary), *((r.info, Analysis(r).summary) for r in beside)]
-    print_runs([(info.label, figures) for info, figures in both], moves_note=moves_note(both))
+    labelled = [(info.label, figures) for info, figures in both]
+    print_runs(labelled, moves_note=moves_note(both), energy_note=energy_note(both))
     for name, value in summary.get("against", {}).items():
         typer.echo(f"mean JCT is {value['ratio']:.3f} times that of {name}")
     solver = outcome.solver

@@ -60,7 +60,7 @@ def simulate(
     for path in (csv, html):
         if path is not None:
             check_writable(path)
-    config = read_models(models)
+    config = read_models(models, starts=False)
     start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
     setup = build_setup(
         config, profiles_of(config, profile or []), gpus, sharing, share or [], not cold, prefix_cache, start_s

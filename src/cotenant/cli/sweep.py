@@ -64,7 +64,7 @@ def sweep(
     except KeyboardInterrupt:
         text = f"interrupted; finished runs are in {out}, run the same command to continue"
         print(f"cotenant: {text}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        sys.exit(130)  # a typer.Exit of 130 would have the entry point say "interrupted" once more
     families = {model.name: model.family for model in load_profiles().models.values()}
     runs = arrange([run_of(read_record(folder), families) for folder in ran.folders])
     write_page(page, runs, plan.title)

@@ -24,7 +24,8 @@ SHOWN: dict[str, Callable[[Any], tuple[str, str]]] = {
     "rate_per_h": lambda value: ("requested rate", f"{_figures(value)} jobs/h"),
     "span_s": lambda value: ("last arrival", format_seconds(value)),
     "gpu_hours": lambda value: ("GPU-time", f"{_figures(value)} GPU-hours"),
-    "offered_load": lambda value: ("offered load", f"{value:.1%}"),
+    "offered_load": lambda value: ("offered load at the requested rate", f"{value:.1%}"),
+    "drawn_load": lambda value: ("offered load until the last arrival", f"{value:.1%}"),
 }
 
 

@@ -5,7 +5,9 @@ PyYAML is imported on first use, so that programs start faster.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,7 +91,21 @@ def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]
 
 def read_yaml(path: str | Path) -> YamlFile:
     """Read the single YAML document of a file. Raises InputError if it cannot be read, or as `parse_yaml` does."""
+    _refuse_packed(Path(path))
     return parse_yaml(read_text(path), path)
+
+
+def _refuse_packed(path: Path) -> None:
+    """Raise InputError, with the command that unpacks the file, if it is compressed by gzip. Files that cannot be read
+    pass."""
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                packed = file.read(2) == b"\x1f\x8b"
+            if packed:
+                source = shlex.quote(path.name)
+                command = f"gunzip -k {source}" if path.suffix == ".gz" else f"gzip -dc < {source} > unpacked.yaml"
+                raise InputError(f"the file is compressed; unpack it with: {command}", file=path)
 
 
 def _refuse_traps(tree: Any, file: str | None) -> None:

@@ -101,6 +101,7 @@ def find_job(record: Record, job: str) -> int:
 def happenings(record: Record, row: int) -> list[Happening]:
     """Return the events of one job from the record."""
     found = []
+    model_of = _gpu_models(record)
     for i in np.flatnonzero(record.events.job == row):
         where = None if record.placements is None else record.placements.at(int(i))
         events = record.events
@@ -114,9 +115,19 @@ def happenings(record: Record, row: int) -> list[Happening]:
                 memory_bytes=float(events.memory_mb[i]) * 1e6,
                 speed=float(events.speed[i]),
                 where=where,
+                gpu_model="/".join(dict.fromkeys(model_of[node] for node, _ in where or () if node in model_of)),
             )
         )
     return found
+
+
+def _gpu_models(record: Record) -> dict[int, str]:
+    """Return the GPU model of each node; empty if the cluster has only one model. The record lists models only of nodes
+    with GPUs, so nodes cannot be told apart if some have none."""
+    names, of = record.info.cluster.get("gpu_models") or [], record.info.cluster.get("node_models") or []
+    if len(names) < 2 or len(of) != record.info.cluster.get("nodes"):
+        return {}
+    return {node: str(names[index]) for node, index in enumerate(of)}
 
 
 def rounds_at(record: Record) -> Any:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.metrics.cluster import Series
-from cotenant.core.metrics.registry import SPREAD_METRICS
+from cotenant.core.metrics.registry import SPREAD_METRICS, lookup
 from cotenant.core.metrics.summary import Analysis, breakdown
+from cotenant.core.power import watts
 from cotenant.core.record.record import Record
 from cotenant.core.record.schema import RunInfo
 
@@ -156,6 +157,14 @@ def moves_note(runs: Iterable[tuple[RunInfo, dict[str, Any]]]) -> str | None:
         f"Moving is free {where}: restart and checkpoint cost are 0, so jobs move whenever it helps at all. "
         "--restart-cost and --checkpoint-cost charge for it."
     )
+
+
+def energy_note(runs: Iterable[tuple[RunInfo, dict[str, Any]]]) -> str | None:
+    """Return a note about the GPUs whose watts are unknown, so that their runs (info, summary) have no energy."""
+    without = [info for info, summary in runs if lookup(summary, "energy.total_j") is None]
+    models = dict.fromkeys(str(model) for info in without for model in info.cluster.get("gpu_models") or ())
+    unknown = [model for model in models if watts(model) is None]
+    return f"No energy of runs with {', '.join(unknown)}: the watts of these GPUs are not known." if unknown else None
 
 
 FACET_NAMES = {"cpus_per_node": "CPUs per node", "gpu_mix": "GPU mix", "memory_per_node": "memory per node"}

@@ -74,6 +74,7 @@ class Happening:
     memory_bytes: float
     speed: float
     where: Where | None
+    gpu_model: str = ""  #: model of its GPUs; empty if the cluster has one model only, or the job has no GPUs
 
     @property
     def holds(self) -> bool:
@@ -313,7 +314,7 @@ def _size_change(old: Happening, new: Happening) -> str:
 def _place(event: Happening) -> str:
     where = event.where
     total = sum(gpus for _, gpus in where) if where else event.gpus
-    amount = _gpus(total)
+    amount = _gpus(total, event.gpu_model)
     if not where:
         return amount
     if len(where) == 1 or len(where) > 6:
@@ -321,8 +322,9 @@ def _place(event: Happening) -> str:
     return f"{amount} of {_nodes(where)} ({' + '.join(figures(gpus) for _, gpus in where)})"
 
 
-def _gpus(count: float) -> str:
-    return f"{figures(count)} of a GPU" if count < 1 else plural(count, "GPU")
+def _gpus(count: float, model: str = "") -> str:
+    name = f"{model} GPU".strip()
+    return f"{figures(count)} of a {name}" if count < 1 else plural(count, name)
 
 
 def _nodes(where: Where | None) -> str:

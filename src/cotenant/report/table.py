@@ -148,9 +148,11 @@ def print_runs(
     *,
     title: str | None = None,
     moves_note: str | None = None,
+    energy_note: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print (label, summary) as a table; `moves_note` is printed below it if moves are shown.
+    """Print (label, summary) as a table; `moves_note` is printed below it if moves are shown, and so is
+    `energy_note`.
 
     If the terminal is too narrow for all columns, few runs are printed as columns, with a row per figure. For more
     runs long labels are wrapped and columns left out, as a line below the table says. Output to a file has every
@@ -177,6 +179,8 @@ def print_runs(
         out.print(f"{where}; a wider terminal and the HTML report have them", style="dim", highlight=False)
     if moves_note and any(c.key == "moves" for c in fitting):
         out.print(_escaped(moves_note), style="dim", highlight=False)
+    if energy_note:
+        out.print(_escaped(energy_note), style="dim", highlight=False)
 
 
 def _fit(

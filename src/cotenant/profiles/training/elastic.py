@@ -159,7 +159,7 @@ class _Reader:
                 for gpu, by in apart.items()
             },
             self._number(entry, "work", where),
-            self._number(entry, "restart_s", where),
+            self._number(entry, "restart_s", where, least=0.0),
             batch,
         )
 
@@ -220,8 +220,11 @@ class _Reader:
         except InputError as error:
             raise InputError(error.message, file=self.file, field=where) from None
 
-    def _number(self, entry: dict[str, Any], key: str, where: str) -> float:
+    def _number(self, entry: dict[str, Any], key: str, where: str, least: float | None = None) -> float:
+        """Return a number of the entry, above 0 or at least `least`; NaN if it has none."""
         value = entry.get(key, math.nan)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value == math.inf:
-            raise InputError(f"{value!r} is not a positive number", file=self.file, field=f"{where}.{key}")
+        number = not isinstance(value, bool) and isinstance(value, int | float) and value != math.inf
+        if not number or (value <= 0 if least is None else value < least):
+            what = "a positive number" if least is None else f"a number of at least {least:g}"
+            raise InputError(f"{value!r} is not {what}", file=self.file, field=f"{where}.{key}")
         return float(value)

@@ -54,8 +54,9 @@ class ModelEntry(Strict):
 
     name: str = Field(min_length=1, max_length=63)
     """The model's name in requests. On GPUs, the model's program is a tenant of the agent under the same name."""
-    command: str = Field(min_length=1)
-    """The program; `{port}` becomes a free port of 127.0.0.1. It is run without a shell."""
+    command: str = ""
+    """The program; `{port}` becomes a free port of 127.0.0.1. It is run without a shell. Only `cotenant serve` needs
+    it; plans and simulations start no program."""
     memory: Memory
     """GPU memory that the program may use in total: weights, KV cache, workspaces."""
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
@@ -153,15 +154,17 @@ def _misspelt(content: Mapping[str, Any]) -> str | None:
     return None
 
 
-def read_models(path: str | Path) -> ModelsConfig:
-    """Read models.yaml; InputError names line and field."""
+def read_models(path: str | Path, *, starts: bool = True) -> ModelsConfig:
+    """Read models.yaml; InputError names line and field. `starts`: models need the commands of their programs."""
     read = read_yaml(path)
     with read.located():
-        return parse_models(read.content, path, read)
+        return parse_models(read.content, path, read, starts=starts)
 
 
-def parse_models(content: Any, path: str | Path = "models", source: YamlFile | None = None) -> ModelsConfig:
-    """Validate the content of models.yaml."""
+def parse_models(
+    content: Any, path: str | Path = "models", source: YamlFile | None = None, *, starts: bool = True
+) -> ModelsConfig:
+    """Validate the content of models.yaml, as `read_models` does."""
     if not is_models_file(content):
         raise InputError("needs a list of models", field="models")
     if not isinstance(content.get("models"), list) and (key := _misspelt(content)) is not None:
@@ -179,7 +182,7 @@ def parse_models(content: Any, path: str | Path = "models", source: YamlFile | N
     parse_address(str(address), "listen.http")
     seen: set[str] = set()
     for i, model in enumerate(raw.models):
-        _check_model(model, f"models[{i}]")
+        _check_model(model, f"models[{i}]", starts)
         if model.name in seen:
             raise InputError(f"{model.name} is declared twice", field=f"models[{i}].name")
         seen.add(model.name)
@@ -196,10 +199,14 @@ def _services(content: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_model(model: ModelEntry, where: str) -> None:
+def _check_model(model: ModelEntry, where: str, starts: bool) -> None:
     check_name(model.name, field=f"{where}.name")
     if model.keep > 1:
         raise InputError(f"a model has one program, so keep is 0 or 1, not {model.keep}", field=f"{where}.keep")
+    if not model.command and starts:
+        raise InputError("is missing: the program that serves the model", field=f"{where}.command")
+    if not model.command:
+        return
     try:
         words = shlex.split(model.command)
     except ValueError as error:

@@ -62,7 +62,8 @@ class Generated:
 
     def summary(self, cluster_gpus: int | None = None) -> dict[str, Any]:
         """Return the options with which the trace was generated, and totals of the trace. `offered_load`: offered GPU
-        time per second / `cluster_gpus`.
+        time per second / `cluster_gpus`, at the requested rate; `drawn_load`: the same over the time until the last of
+        the arrivals that were drawn.
         """
         jobs = self.trace.jobs
         gpu_s = float((jobs.gpus * jobs.duration_s).sum())
@@ -75,6 +76,8 @@ class Generated:
         }
         if cluster_gpus and rate is not None:
             content["offered_load"] = gpu_s / len(jobs) * rate / cluster_gpus
+            if jobs.arrival_s[-1] > 0:
+                content["drawn_load"] = gpu_s / float(jobs.arrival_s[-1]) / cluster_gpus
         return content
 
 

@@ -52,7 +52,10 @@ def load_trace(
     _rearrange(trace, options)
     _redraw(trace, options, iteration_s)
     if lengths and (np.isnan(trace.jobs.duration_s) & np.isnan(trace.jobs.iterations)).any():
-        raise InputError("the trace states no durations; draw them with --durations", file=trace.source)
+        what = "the trace states no durations; draw them with --durations"
+        if trace.source.startswith("sia:"):
+            what = "a workload of Sia has no durations, as profiles have its jobs' work: add --durations to draw some"
+        raise InputError(what, file=trace.source)
     if classes is not None:
         _give_models(trace, options, classes, iteration_s)
     return trace
