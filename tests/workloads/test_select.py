@@ -133,7 +133,7 @@ def test_split_fills_absent_models_or_replaces_all_when_asked(tmp_path: Path) ->
         (TraceOptions(max_jobs=0), "at least 1 is needed"),
         (TraceOptions(rate_scale=0), "not above 0"),
         (TraceOptions(rate_scale=float("nan")), "not above 0"),
-        (TraceOptions(gpu_counts="few"), "not one of all, single, multi, as-single"),
+        (TraceOptions(gpu_counts="few"), "known: all, single, multi, as-single"),
         (TraceOptions(tenants=("c",)), "no tenant 'c'; the trace has a, b"),
         (TraceOptions(rate_per_s=1.0), "--rate needs --arrivals"),
         (TraceOptions(rate_per_s=1.0, arrivals="static"), "static arrivals have no rate"),
