@@ -185,3 +185,14 @@ def test_the_demo_shows_six_policies_and_writes_a_page(tmp_path: Path) -> None:
     events = (out / "las-tune" / "events.parquet").read_bytes()
     assert cotenant("demo", "--out", out, "--seed", 2).code == 0  # once more, into the same folder
     assert (out / "las-tune" / "events.parquet").read_bytes() == events
+
+
+def test_slowdown_with_a_trace_of_another_gpu(tmp_path: Path) -> None:
+    """One job alone is as slow as its reference node, whichever GPU its duration was measured on."""
+    (tmp_path / "t.csv").write_text("id,arrival_s,gpus,duration_s,model\na,0,1,3600,res50\n")
+    where = ("--trace", f"native:{tmp_path / 't.csv'}", "--cluster", "1x8", "--gpu", "T4")
+    result = cotenant("simulate", *where, "--trace-gpu", "A100-40GB", "--allotment", "proportional", "--json")
+    answer = json.loads(result.out)
+    assert answer["jct_s"]["mean"] > 3600
+    assert answer["slowdown"]["mean"] == pytest.approx(1.0)
+    assert answer["ftf_rho"]["mean"] == pytest.approx(1.0)

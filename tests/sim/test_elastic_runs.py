@@ -156,6 +156,30 @@ def test_of_two_that_part_the_host_keeps_the_gpu() -> None:
     assert keeps_gpu(gone, stay, stay).tolist() == [False, False, True, True]
 
 
+def test_slowdown_refers_to_the_clusters_gpu(tmp_path: Path) -> None:
+    """100 s on the trace's GPU are 400 s on the cluster's, alone: a slowdown of 1."""
+    name = profile(tmp_path, m={"rate": {FAST: {"1": 4.0}, SLOW: {"1": 1.0}}})
+    jobs = trace(("m", 0.0, 1.0, np.nan))
+    jobs.jobs.duration_s[:] = 100.0
+    for groups in (cluster((1, 1, SLOW)), cluster((1, 1, SLOW), (1, 1, FAST))):
+        options = ElasticOptions("sia", profiles=name, trace_gpu=FAST, lease_s=10.0, restart_s=0.0)
+        record, _ = run_elastic(jobs, groups, options)
+        assert record.job("isolated_s").tolist() == pytest.approx([400.0])
+        summary = summarise(record)
+        assert summary["slowdown"]["mean"] == pytest.approx(1.0 if len(groups.groups) == 1 else 0.25)
+
+
+def test_a_job_can_use_the_cpu_of_every_gpu_that_it_grows_to(tmp_path: Path) -> None:
+    name = profile(tmp_path, m={"rate": {FAST: {"1": 1.0, "2": 2.0, "4": 4.0}}})
+    options = ElasticOptions("sia", profiles=name, lease_s=10.0, restart_s=0.0)
+    record, _ = run_elastic(trace(("m", 0.0, 1.0, 190.0)), cluster((1, 4, FAST)), options)
+    summary = summarise(record)
+    # a quarter of the node for 10 s, half of it for 10 s, then all of it for 40 s
+    assert summary["utilisation"]["gpu"] == pytest.approx((0.25 * 10 + 0.5 * 10 + 40) / 60)
+    assert summary["utilisation"]["cpu"] == pytest.approx(summary["utilisation"]["gpu"])
+    assert summary["utilisation"]["memory"] == pytest.approx(summary["utilisation"]["gpu"])
+
+
 @pytest.mark.parametrize("policy", list(ELASTIC))
 def test_every_job_ends_and_no_gpu_is_held_twice(policy: str) -> None:
     entry = ELASTIC[policy]

@@ -104,7 +104,7 @@ def build_workload(
         tables.add(need)
     demand = tables.finish(proportional_keys)
     _check_paces(jobs, demand, types, trace)
-    from_duration = jobs.duration_s / demand.type["isolated_s"][types]
+    from_duration = jobs.duration_s / np.array(tables.trace_s)[types]
     iterations = np.where(np.isnan(jobs.duration_s), jobs.iterations, from_duration)
     if whole_iterations:
         iterations = np.maximum(np.floor(iterations), 1.0)
@@ -232,6 +232,7 @@ class _Tables:
         self.rows: list[tuple[Ints, Ints, Floats]] = []
         self.scalars: list[tuple[int, int, NDArray[np.bool_], float, float]] = []
         self.ideal_totals: list[tuple[float, float, float]] = []
+        self.trace_s: list[float] = []  # seconds per iteration on the GPU to which the trace's durations refer
 
     def add(self, need: Need) -> None:
         allowed = _accepted(need, self.kinds)
@@ -243,8 +244,9 @@ class _Tables:
         self.rows.append((table[0].astype(np.int64), table[1].astype(np.int64), table[2].astype(np.float64)))
         reference = int(np.flatnonzero(allowed)[0])
         isolated_s = table[2][PROPORTIONAL, reference]
+        self.trace_s.append(isolated_s)
         if self.trace_gpu is not None:
-            isolated_s *= self._gpu_factor(need.profile, reference)
+            self.trace_s[-1] *= self._gpu_factor(need.profile, reference)
         self.scalars.append((gpus, part, allowed, need.profile.multi_node_factor, isolated_s))
         self.ideal_totals.append((need.gpus, cpu * gpus, memory * gpus))
 

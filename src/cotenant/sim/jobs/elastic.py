@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from cotenant.core import work
@@ -130,7 +131,13 @@ def run_elastic(
         cluster=cluster_info(cluster),
     )  # fmt: skip
     work_as_rows = Workload(tables.demand, tables.nodes, tables.base.astype(np.int32), tables.total)
-    with RecordWriter(out, info, recorded_jobs(trace.jobs, work_as_rows)) as writer:
+    # elastic profiles state no demand for CPU and memory, so a job can use all that it holds
+    unknown = pl.lit(np.nan)
+    table = (
+        part.with_columns(ideal_cpus=unknown, ideal_memory_bytes=unknown)
+        for part in recorded_jobs(trace.jobs, work_as_rows)
+    )
+    with RecordWriter(out, info, table) as writer:
         started = time.perf_counter()
         window = Window(world, len(trace.jobs))
         run_window(window, chooser.choose, writer, progress)

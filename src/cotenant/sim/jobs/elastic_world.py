@@ -84,7 +84,8 @@ def build_tables(
 ) -> ElasticTables:
     """Build the tables of a run under an elastic policy. InputError names a job that has no profile or fits on no node.
     `rigid`: jobs run on exactly the GPUs that they request. `packs`: two jobs may share a GPU. `trace_gpu`: GPU model
-    of the trace's durations (default: the cluster's first GPU model on which the job can run).
+    of the trace's durations (default, and for models that were not measured there: the cluster's first GPU model on
+    which the job can run).
     """
     nodes, kinds = build_nodes(cluster)
     models = tuple(dict.fromkeys(group.gpu.name for group in kinds))
@@ -92,9 +93,13 @@ def build_tables(
     bases, base = _bases(trace, profiles, default_profile)
     rate = np.stack([_rates(b, profiles.phases, options, models) for b in bases])
     _check(trace, bases, base, rate, options, rigid)
-    reference = np.array([_reference(b, rate[i, 0], options, models, trace_gpu) for i, b in enumerate(bases)])
+    reference = np.array([_reference(b, rate[i, 0], options) for i, b in enumerate(bases)])
     # seconds per unit of work of each base in its reference configuration, averaged over the training's phases
-    pace = (1.0 / rate[np.arange(len(bases)), :, reference]).mean(axis=1)
+    alone = (1.0 / rate[np.arange(len(bases)), :, reference]).mean(axis=1)
+    pace = alone  # the same on the GPU to which the trace's durations refer
+    if trace_gpu is not None:
+        pace = np.array([_pace_on(b, find_gpu(trace_gpu, "trace-gpu").name) for b in bases])
+        pace = np.where(np.isnan(pace), alone, pace)
     jobs = trace.jobs
     whole = np.array([b.model.work for b in bases])[base]
     total = np.where(np.isnan(jobs.duration_s), jobs.iterations, jobs.duration_s / pace[base])
@@ -104,7 +109,7 @@ def build_tables(
         what = f"job {job} has neither a duration nor iterations, and its profile does not state its work"
         raise trace.wrong(job, "iterations", what)
     beside = _beside(bases, profiles, models) if packs else np.zeros((0, 0, 0))
-    demand = _demand(bases, rate, pace, options, models, kinds)
+    demand = _demand(bases, rate, alone, options, models, kinds)
     if packs:
         demand = _with_halves(demand, rate, options, beside)
     restart_s = np.array([b.model.restart_s for b in bases])[base]
@@ -192,15 +197,21 @@ def _check(
         raise trace.wrong(job, "gpus", f"{asked}; its model {entry.model.name!r} was measured {have}")
 
 
-def _reference(
-    base: Base, rate: Floats, options: Configurations, models: tuple[str, ...], trace_gpu: str | None
-) -> int:
-    """Return the configuration to which the trace's durations refer. Its GPU model is that of the trace; if the base
-    was not measured there, it is the cluster's first model with a measurement. Its number of GPUs is the one that the
-    job requests; if that was not measured, the next smaller measured number; and if there is none, the smallest."""
-    wanted = find_gpu(trace_gpu, "trace-gpu").name if trace_gpu else None
-    order = sorted(range(len(models)), key=lambda g: (models[g] != wanted, g))
-    for gpu in order:
+def _pace_on(base: Base, gpu: str) -> float:
+    """Return the seconds per unit of work of a base on a GPU model, with the number of GPUs as in `_reference`. NaN
+    if it was not measured there.
+    """
+    by = base.model.rate.get(gpu, {})
+    if not by:
+        return math.nan
+    return float((1.0 / by[max((n for n in by if n <= base.wants), default=min(by))]).mean())
+
+
+def _reference(base: Base, rate: Floats, options: Configurations) -> int:
+    """Return the configuration to which the isolated time refers. Its GPU model is the cluster's first model with a
+    measurement. Its number of GPUs is the one that the job requests; if that was not measured, the next smaller
+    measured number; and if there is none, the smallest."""
+    for gpu in range(len(options.capacity)):
         can = np.flatnonzero((options.gpu == gpu) & (rate > 0))
         if len(can):
             below = can[options.count[can] <= base.wants]
@@ -209,14 +220,14 @@ def _reference(
 
 
 def _demand(
-    bases: list[Base], rate: Floats, pace: Floats, options: Configurations, models: tuple[str, ...],
+    bases: list[Base], rate: Floats, alone: Floats, options: Configurations, models: tuple[str, ...],
     kinds: list[NodeGroup],
 ) -> Demand:  # fmt: skip
     b, phases, c = rate.shape
     levels, rows = max(phases, LEAST_LEVELS), b + b * c
     types = np.zeros(rows, TYPE)
     types["gpus"] = np.concatenate([[base.wants for base in bases], np.tile(options.count, b)])
-    types["isolated_s"] = types["key_s"] = np.concatenate([pace, np.repeat(pace, c)])
+    types["isolated_s"] = types["key_s"] = np.concatenate([alone, np.repeat(alone, c)])
     types["multi_node_factor"] = 1.0
     for i, base in enumerate(bases):
         for k, (gpu, count) in enumerate(zip(options.gpu.tolist(), options.count.tolist(), strict=True)):
@@ -232,7 +243,7 @@ def _demand(
     for k, group in enumerate(kinds):
         amount["cpu"][:, :, k] = int(group.cpus * 1000) // group.gpus
         amount["memory"][:, :, k] = group.memory_bytes // 10**6 // group.gpus
-        amount["iteration_s"][:, :b, k] = pace
+        amount["iteration_s"][:, :b, k] = alone
         amount["iteration_s"][:, b:, k] = seconds.transpose(1, 0, 2).reshape(levels, b * c)
         fits = np.array([models[gpu] == group.gpu.name for gpu in options.gpu])
         allowed[b:, k] = np.tile(fits, b) & (rate[:, 0, :] > 0).reshape(-1)
