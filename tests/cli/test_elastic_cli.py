@@ -129,3 +129,49 @@ def test_jobs_left_waiting_are_part_of_the_result(
     answer = json.loads(text)
     assert (answer["jobs_completed"], answer["jobs_unfinished"]) == (1, 3)
     assert summarise(read_record(tmp_path / "run"))["jobs_unfinished"] == 3
+
+
+PHILLY = "timestamp,duration,num_gpus,cluster\n2017-10-03 00:00:00,600,1,a\n2017-10-03 00:05:00,600,1,b\n"
+NODES = "id,arrival_s,gpus,duration_s,gpu_models,priority\n"
+NODES += "a,0,8,3600,H800,1\nb,0,4,600,L40S|A10,0\nc,0,4,600,A10,0\n"
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_the_default_profile_is_that_of_jobs_without_a_model(call: Any, tmp_path: Path, drawn: bool) -> None:
+    """Gavel's profiles have no speech models, which the default split asks for."""
+    (tmp_path / "p.csv").write_text(PHILLY)
+    where = ("--cluster", "1x8", "--gpu", "V100-16GB")
+    run = ("simulate", "--trace", f"philly:{tmp_path / 'p.csv'}", *where, "--policy", "gavel", "--json")
+    code, text, err = call(*run, "--default-profile", MODEL, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert json.loads(text)["jct_s"]["p999"] <= 600 + 360
+    code, _, err = call(*run, "--default-profile", MODEL, "--split", "0,0,1")
+    assert code == 2
+    assert "no speech models" in err
+    jobs = "jobs: 5\nrate: 60/h" if drawn else f"trace: philly:{tmp_path / 'p.csv'}"
+    (tmp_path / "s.yaml").write_text(
+        f"{jobs}\ncluster: 1x8\ngpu: V100-16GB\npolicy: [gavel, spot]\ndefault_profile: {MODEL}\ngpu_mix: 1:1\n"
+    )
+    code, text, err = call("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--workers", "1", "--json")
+    assert code == 0, err
+    assert [r["jobs_completed"] for r in json.loads(text)["runs"]] == [5 if drawn else 2] * 2
+
+
+def test_spot_needs_no_speeds_if_jobs_name_their_gpus(call: Any, tmp_path: Path) -> None:
+    groups = "".join(
+        f"  - {{count: 1, gpus: 8, gpu: {gpu}, cpus: 16, memory: 100GiB}}\n" for gpu in ("H100-80GB", "A10")
+    )
+    (tmp_path / "c.yaml").write_text(f"nodes:\n{groups}")
+    (tmp_path / "t.csv").write_text(NODES)
+    run = ("simulate", "--trace", f"native:{tmp_path / 't.csv'}", "--cluster", tmp_path / "c.yaml", "--json")
+    for policy in ("spot", "spot-greedy"):
+        code, text, err = call(*run, "--policy", policy, "--jct-csv", tmp_path / "jct.csv")
+        assert code == 0, err
+        assert json.loads(text)["slowdown"]["p999"] == pytest.approx(1.0)
+        assert (tmp_path / "jct.csv").read_text().splitlines()[1:] == ["a,3600", "b,600", "c,600"]
+    code, _, err = call(*run, "--policy", "gavel")
+    assert code == 2
+    (tmp_path / "t.csv").write_text(NODES.replace("4,600,A10", "9,600,A10"))
+    code, _, err = call(*run, "--policy", "spot")
+    assert code == 2
+    assert "job c asks for 9 GPUs of model A10; the cluster has 8 H100-80GB, 8 A10" in err

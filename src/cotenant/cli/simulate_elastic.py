@@ -37,9 +37,8 @@ def run_elastic_policy(
     An option that was given but does not apply to elastic policies, as most do not, is refused.
     """
     from cotenant.cli.progress import jobs_progress, say_compiling, say_inputs
-    from cotenant.policy.elastic.registry import find_elastic
-    from cotenant.profiles.training.elastic import load_elastic
     from cotenant.sim.jobs.elastic import elastic_options, run_elastic
+    from cotenant.sim.jobs.elastic_models import classes_for, needs_no_models
     from cotenant.workloads.jobs.select import load_trace
 
     policy = str(partition_options.policy)
@@ -48,10 +47,11 @@ def run_elastic_policy(
         raise InputError(f"--{option} is for partition policies; --policy {policy} does not have it", field=option)
     given = {name: value for name, value in job_options.items() if value not in (None, False)}
     options = elastic_options(policy, given)
-    known = load_elastic(options.profiles or find_elastic(policy).profiles)
+    chosen = (policy, options.profiles, options.default_profile)
+    classes = classes_for(*chosen, split=bool(trace_options.split))
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="16x8")
-    trace = load_trace(spec, trace_options, classes=known.classes, lengths=False)
+    trace = load_trace(spec, trace_options, classes=classes, lengths=False, named_gpus=needs_no_models(*chosen))
 
     def say() -> None:
         if not quiet:

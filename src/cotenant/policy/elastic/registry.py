@@ -21,7 +21,7 @@ class Entry:
     `round_s`: length of a round in its paper; `profiles`: the built-in elastic profiles that it uses by default;
     `rigid`: jobs run only on as many GPUs as they request; `needs_price`: it needs the price of every GPU model;
     `packs`: two jobs may share a GPU; `patience`: number of rounds on an idle cluster after which the policy has
-    started a waiting job, or never does.
+    started a waiting job, or never does; `speeds_optional`: if jobs name their GPU models, the policy needs no speeds.
     """
 
     summary: str
@@ -32,6 +32,7 @@ class Entry:
     needs_price: bool = False
     packs: bool = False
     patience: int = 0
+    speeds_optional: bool = False
 
 
 ELASTIC: dict[str, Entry] = {
@@ -51,7 +52,7 @@ ELASTIC: dict[str, Entry] = {
         lambda s: Sia(True, s), 60.0, "sia", False,
     ),
     "sia-fast": Entry(
-        "Sia's objective, approximated with prices of the GPU models, for hundreds of GPUs; states the gap",
+        "Sia's objective, approximated with prices of the GPU models; on fewer than hundreds of GPUs, use sia",
         lambda s: Sia(False, s), 60.0, "sia", False,
     ),
     "pollux": Entry(
@@ -71,11 +72,11 @@ ELASTIC: dict[str, Entry] = {
     ),
     "spot": Entry(
         "guaranteed jobs first; spot jobs get the GPUs that guaranteed jobs are predicted to leave free (GFS)",
-        lambda _: Spot(), 300.0, "gavel", True, patience=MEMORY,
+        lambda _: Spot(), 300.0, "gavel", True, patience=MEMORY, speeds_optional=True,
     ),
     "spot-greedy": Entry(
         "guaranteed jobs first, spot jobs on all free GPUs: the baseline of spot",
-        lambda _: Spot(predicts=False), 300.0, "gavel", True,
+        lambda _: Spot(predicts=False), 300.0, "gavel", True, speeds_optional=True,
     ),
 }  # fmt: skip
 

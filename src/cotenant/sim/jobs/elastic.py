@@ -29,7 +29,7 @@ from cotenant.policy.jobs.demand import Workload
 from cotenant.policy.jobs.ordering import FIFO
 from cotenant.policy.jobs.placement import FEWEST_NODES
 from cotenant.policy.jobs.rounds import Choice
-from cotenant.profiles.training.elastic import load_elastic
+from cotenant.sim.jobs.elastic_models import profiles_for
 from cotenant.sim.jobs.elastic_world import ElasticTables, build_tables
 from cotenant.sim.jobs.engine import IDLE_ROUNDS, Outcome, recorded_jobs, run_window, warm_up
 from cotenant.sim.jobs.state import C_ACTIVE, C_TICK, Options, World, make_world
@@ -97,9 +97,9 @@ def run_elastic(
     that cannot run on the cluster. If the policy leaves jobs waiting for ever, the outcome's `lacks` says so."""
     trace.require_jobs()
     entry = find_elastic(options.policy)
-    profiles = load_elastic(options.profiles or entry.profiles)
+    profiles, default = profiles_for(options.policy, options.profiles, options.default_profile, trace, cluster)
     tables = build_tables(
-        trace, profiles, cluster, rigid=entry.rigid, packs=entry.packs, default_profile=options.default_profile,
+        trace, profiles, cluster, rigid=entry.rigid, packs=entry.packs, default_profile=default,
         trace_gpu=options.trace_gpu,
     )  # fmt: skip
     lacking = [name for name, price in zip(tables.models, tables.options.price, strict=True) if np.isnan(price)]

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from cotenant.core.cluster import Cluster
 from cotenant.core.errors import InputError
 from cotenant.core.work import Trace
-from cotenant.policy.elastic.registry import ELASTIC, find_elastic
+from cotenant.policy.elastic.registry import ELASTIC
 from cotenant.policy.mig.decide import POLICIES
 from cotenant.policy.names import check_policy
-from cotenant.profiles.training.elastic import load_elastic
 from cotenant.profiles.training.tables import load_profiles
 from cotenant.sim.jobs.elastic import ElasticOptions, elastic_options, run_elastic
+from cotenant.sim.jobs.elastic_models import classes_for, needs_no_models
 from cotenant.sim.jobs.options import TrainingConfig, training_config
 from cotenant.sim.jobs.training import policy_of, simulate
 from cotenant.sim.mig.run import named_rules, run_partition
@@ -33,6 +33,7 @@ class Models:
     classes: Mapping[str, Sequence[str]] | None
     iteration_s: Mapping[str, float] | None = None
     lengths: bool = True
+    named_gpus: bool = False  # jobs that name their GPU models need no model
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,10 @@ class PolicyRun:
             return cls("jobs", Models(profiles.classes, profiles.iteration_s), config=config)
         if name in ELASTIC:
             options = elastic_options(name, given)
-            known = load_elastic(options.profiles or find_elastic(name).profiles)
-            return cls("elastic", Models(known.classes, lengths=False), elastic=options)
+            chosen = (name, options.profiles, options.default_profile)
+            classes = classes_for(*chosen, split="split" in point, drawn="jobs" in point)
+            models = Models(classes, lengths=False, named_gpus=needs_no_models(*chosen))
+            return cls("elastic", models, elastic=options)
         check_policy(name)
         for option in given:
             if option not in SHARED:

@@ -296,6 +296,7 @@ def trace_of(point: Point, cluster: Cluster, base: Path) -> Trace:
         return load_trace(
             str(point["trace"]), options,
             classes=models.classes, iteration_s=models.iteration_s, lengths=models.lengths,
+            named_gpus=models.named_gpus,
         )  # fmt: skip
     load = point.get("load")
     workload = Workload(

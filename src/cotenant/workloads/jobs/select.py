@@ -36,6 +36,7 @@ def load_trace(
     classes: Mapping[str, Sequence[str]] | None = None,
     iteration_s: Times | None = None,
     lengths: bool = True,
+    named_gpus: bool = False,
 ) -> Trace:
     """Read a trace and apply all options. InputError if no job is left.
 
@@ -43,6 +44,7 @@ def load_trace(
     `iteration_s` (model -> seconds per iteration) converts iterations to durations for options that need them.
     `lengths`: every job must state its run time or iterations. It is False for callers that need neither, such as
     simulations with `--policy sia`, where the profile of a model states how much work a job of that model is.
+    `named_gpus`: if every job names its GPU models, jobs get models only by `options.split`.
     """
     options = options or TraceOptions()
     _check(options)
@@ -56,7 +58,8 @@ def load_trace(
         if trace.source.startswith("sia:"):
             what = "a workload of Sia has no durations, as profiles have its jobs' work: add --durations to draw some"
         raise InputError(what, file=trace.source)
-    if classes is not None:
+    named = named_gpus and not options.split and bool((trace.jobs.gpu_models != "").all())
+    if classes is not None and not named:
         _give_models(trace, options, classes, iteration_s)
     return trace
 
