@@ -54,6 +54,7 @@ SIMULATE = ("simulate", "--trace", "t.csv", "--cluster", "1x8")
         (("plan", "h200.yaml"), "did you mean bert_base?"),
         ((*SIMULATE, "--lease", "0s"), "--lease: '0s' is not above 0 s"),
         ((*SIMULATE, "--lease", "1e300s"), "--lease: '1e300s' is over 365 d"),
+        ((*SIMULATE, "--policy", "sia", "--lease", "0s"), "--lease: '0s' is not above 0 s"),
         ((*SIMULATE, "--reserve-after", "0s"), "--reserve-after: '0s' is not above 0 s"),
         ((*SIMULATE, "--solver-limit", "2h"), "--solver-limit: '2h' is over 60 min"),
         ((*SIMULATE, "--storage-mbps", "inf"), "--storage-mbps: inf is not above 0 and below 1,000,000,000"),
@@ -112,3 +113,14 @@ def test_a_generated_trace_has_the_requested_and_the_drawn_load() -> None:
     assert content["offered_load"] == pytest.approx(0.9)
     gpu_s, end_s = content["gpu_hours"] * 3600, content["span_s"]
     assert content["drawn_load"] == pytest.approx(gpu_s / end_s / 8)
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_interrupted_sweep_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cotenant.sim.jobs.sweep.run_sweep", interrupted)
+    Path("s.yaml").write_text("jobs: 5\ncluster: 1x8\nload: 0.9\n")
+    got = cotenant("sweep", "s.yaml", "--out", "o")
+    assert (got.code, got.err.count("interrupted")) == (130, 1), got.err

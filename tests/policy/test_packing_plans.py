@@ -240,6 +240,8 @@ def test_plan_as_json_and_back() -> None:
     assert ServingPlan.from_dict(plan.to_dict()) == plan
     with pytest.raises(InputError, match="not a plan"):
         ServingPlan.from_dict({"planner": "x"})
+    with pytest.raises(InputError, match=r"gpulets\.0\.gpu: not a plan: 'x' is not a whole number"):
+        ServingPlan.from_dict({**plan.to_dict(), "gpulets": [{**plan.to_dict()["gpulets"][0], "gpu": "x"}]})
 
 
 @pytest.mark.parametrize(

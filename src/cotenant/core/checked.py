@@ -115,8 +115,6 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
         # an inner error may name a field of its own: the message names the outer field, followed by the inner one
         if isinstance(inner, InputError) and inner.field:
             where[-1:] = [inner.field] if inner.field.split(".")[0] == where[-1:][0] else [*where[-1:], inner.field]
-    elif first["type"] == "missing":
-        text = "is missing"
     else:
         text = worded(first)
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
@@ -141,6 +139,8 @@ def worded(problem: Mapping[str, Any], *, seconds: bool = False) -> str:
         entry = "character" if kind == "string_too_short" else "entry"
         least = counted(limits["min_length"], entry, "entries" if entry == "entry" else None)
         return f"{shown} is too short: at least {least} {'is' if limits['min_length'] == 1 else 'are'} needed"
+    if kind == "missing":
+        return "is missing"
     if kind in _KINDS:
         return f"{shown} is not {_KINDS[kind]}"
     said = problem["msg"].removeprefix("Input ")

@@ -169,6 +169,8 @@ class ServingPlan:
         """Rebuild a serving plan from `to_dict`; InputError names what is missing or wrong."""
         from pydantic import TypeAdapter, ValidationError
 
+        from cotenant.core.checked import worded
+
         try:
             plan = cls(
                 planner=str(data["planner"]),
@@ -183,7 +185,7 @@ class ServingPlan:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise InputError(f"not a plan: {first['msg']}", file=file, field=f"gpulets.{where}") from None
+            raise InputError(f"not a plan: {worded(first)}", file=file, field=f"gpulets.{where}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             missing = f"{error} is missing" if isinstance(error, KeyError) else "a value has the wrong type"
             raise InputError(f"not a plan that `cotenant plan --json` wrote: {missing}", file=file) from None

@@ -4,14 +4,13 @@ their work classes (the resource that limits a kernel: memory, compute or unknow
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from cotenant.agent.config import kernel_table
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, nearest
 from cotenant.core.units import parse_fraction
 from cotenant.policy.colocation import ColocationSettings, settings_for
 from cotenant.profiles.kernels.profile import CLASS_NAMES, read_kernel_rows
@@ -45,8 +44,7 @@ def parse_colocation(data: Any) -> ColocationSettings:
 def _check_key(key: str) -> None:
     if key in _KEYS:
         return
-    near = difflib.get_close_matches(key, _KEYS, 1)
-    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(_KEYS)}"
+    hint = f"; {nearest(key, _KEYS) or 'known: ' + ', '.join(_KEYS)}"
     raise InputError(f"unknown setting {key[:40]!r}{hint}", field="colocation")
 
 

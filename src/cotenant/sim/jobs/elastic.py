@@ -69,7 +69,7 @@ def elastic_options(policy: str, given: Mapping[str, Any]) -> ElasticOptions:
 
     lease_s, limit_s = seconds("lease"), seconds("solver_limit")
     if lease_s is not None and lease_s <= 0:
-        raise InputError("must be above 0", field="lease")
+        raise InputError(f"{given['lease']!r} is not above 0 s", field="lease")
     return ElasticOptions(
         policy,
         profiles=given.get("profiles"),
