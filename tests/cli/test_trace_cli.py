@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,3 +207,15 @@ def test_what_generate_prints_is_for_people(
     assert code == 0
     assert "u.csv: 1 job\n" in out
     assert "left out: 19,999 beyond the first 1 job\n" in out
+
+
+def test_unknown_durations_are_no_gpu_time(call: Any, tmp_path: Path) -> None:
+    """Jobs of models that only elastic profiles know, with no durations."""
+    file = tmp_path / "t.csv"
+    file.write_text("id,arrival_s,gpus,iterations,model\na,0,1,100,ResNet-50 (batch size 64)\n")
+    assert json.loads(call("trace", "inspect", f"native:{file}", "--json")[1])["gpu_hours"] is None
+    shown = call("trace", "inspect", f"native:{file}")[1]
+    assert "0 GPU-hours" not in shown
+    assert "elastic policies know them (simulate --policy NAME --profiles gavel)" in shown
+    file.write_text("id,arrival_s,gpus,iterations,model\na,0,1,100,nobody\n")
+    assert "elastic policies know" not in call("trace", "inspect", f"native:{file}")[1]

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[str, str | bytes, int | None, str | None, str]] = {
     "negative Philly duration": ("philly", PHILLY + "2017-10-09 07:01:55,-5,1,5,a\n", 2, "duration", "'-5'"),
     "nothing left": ("philly", PHILLY + "2017-10-09 07:01:55,5,0,5,a\n", None, None, "no jobs to run (1 with 0 GPUs)"),
     "cut-off JSON": ("philly-json", '[\n{"jobid":"a","vc":"v",', 2, None, "not JSON or is truncated"),
+    "missing cells": ("philly", PHILLY + "2017-10-03 00:05:00,3,4\n", 2, "gpu_time", "3 cells instead of 5"),
     "no list": ("philly-json", '{"jobid":"a"}', None, None, "not a JSON list"),
     "job without attempts": ("philly-json", '[{"jobid":"a","submitted_time":"None"}]', None, "attempts", "is missing"),
     "duplicate Philly id": (

@@ -47,8 +47,10 @@ def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -
         print(json.dumps(summary))
         return
     from cotenant.cli.trace_view import show_summary
+    from cotenant.profiles.training.elastic import SHIPPED, load_elastic
 
-    show_summary(summary)
+    models = set(trace.jobs.model.tolist())
+    show_summary(summary, [name for name in SHIPPED if models <= set(load_elastic(name).models)])
 
 
 @app.command()

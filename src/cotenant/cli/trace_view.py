@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -29,8 +29,8 @@ SHOWN: dict[str, Callable[[Any], tuple[str, str]]] = {
 }
 
 
-def show_summary(summary: dict[str, Any]) -> None:
-    """Print what `cotenant trace inspect` found."""
+def show_summary(summary: dict[str, Any], elastic: Sequence[str] = ()) -> None:
+    """Print what `cotenant trace inspect` found. `elastic`: names of the elastic profiles that know all its models."""
     console = Console(highlight=False)
     left_out = sum(summary["left_out"].values())
     console.print(f"[bold]{summary['source']}[/bold]", soft_wrap=True)
@@ -44,13 +44,14 @@ def show_summary(summary: dict[str, Any]) -> None:
     if summary["rate_per_h"] is not None:
         rate = f"{_figures(summary['rate_per_h'])} jobs/h"
         facts.add_row("arrivals", f"{rate}, gaps with CV {summary['interarrival_cv']:.3g}")
-    facts.add_row("GPU-time", f"{_figures(summary['gpu_hours'])} GPU-hours")
+    hours = summary["gpu_hours"]
+    facts.add_row("GPU-time", "-" if hours is None else f"{_figures(hours)} GPU-hours")
     if summary["with_deadline"]:
         facts.add_row("deadlines", counted(summary["with_deadline"], "job"))
     if summary["seed"] is not None:
         facts.add_row("seed", str(summary["seed"]))
     print_whole(facts, console)
-    _show_durations(console, summary["duration_s"])
+    _show_durations(console, summary["duration_s"], elastic)
     for title, counts in (("GPUs", summary["gpus"]), ("model", summary["models"]), ("tenant", summary["tenants"])):
         if counts:
             _show_counts(console, title, counts)
@@ -72,13 +73,16 @@ def show_written(content: dict[str, Any]) -> None:
         console.print(f"  [dim]note:[/dim] {remark}", soft_wrap=True)
 
 
-def _show_durations(console: Console, durations: dict[str, Any]) -> None:
+def _show_durations(console: Console, durations: dict[str, Any], elastic: Sequence[str]) -> None:
     names = [name for name in durations if name != "unknown"]
     table = plain_table("duration", names)
     table.add_row(*(format_seconds(durations[name]) if durations[name] is not None else "-" for name in names))
     print_whole(table, console)
     if durations["unknown"]:
-        console.print(f"{counted(durations['unknown'], 'job')} without duration, since their models have no profile")
+        why = "since the profiles of job policies lack their models"
+        if elastic:
+            why += f"; elastic policies know them (simulate --policy NAME --profiles {elastic[0]})"
+        console.print(f"{counted(durations['unknown'], 'job')} without duration, {why}", soft_wrap=True)
 
 
 def _show_counts(console: Console, title: str, counts: dict[str, int]) -> None:

@@ -39,7 +39,12 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
             # columns are selected by position, because the parser keeps spaces around the names and this function
             # strips them
             positions = [header.index(name) for name in wanted] or [0]
-            frame = pl.read_csv(found, columns=positions, infer_schema=False)
+            last = len(header) - 1
+            frame = pl.read_csv(found, columns=sorted({*positions, last}), infer_schema=False)
+            if frame[:, -1].null_count():  # empty cells at the end of a row, or a row without them
+                _check_lengths(found, header)
+            if last not in positions:
+                frame = frame[:, :-1]
             frame.columns = wanted or ["-"]
     except pl.exceptions.NoDataError:
         raise InputError("the file is empty", file=path) from None
@@ -126,6 +131,17 @@ def _header(path: Path, *, is_data: bool = False) -> list[str]:
         if not is_data and header.count(name) > 1:
             _refuse_format(path, header, f"the header names {name!r} twice{hint_of_header(header)}", name)
     return header
+
+
+def _check_lengths(path: Path, header: list[str]) -> None:
+    """Raise InputError about the first row that has fewer cells than the header. Empty lines are no rows."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader, start = csv.reader(file), 1
+        for row in reader:
+            if 0 < len(row) < len(header):
+                what = f"the cell is empty: the row has {len(row)} cells instead of {len(header)}"
+                raise InputError(what, file=path, line=start, field=header[len(row)])
+            start = reader.line_num + 1
 
 
 def _explain(path: Path, width: int, error: Exception) -> NoReturn:

@@ -19,7 +19,7 @@ def summarise(trace: Trace, iteration_s: Mapping[str, float] | None = None) -> d
     times, models and tenants.
 
     `iteration_s` (model -> seconds per iteration) gives durations of jobs that state only iterations.
-    `duration_s.unknown` counts jobs without a duration.
+    `duration_s.unknown` counts jobs without a duration; if all are, `gpu_hours` is None.
     """
     jobs = trace.jobs
     durations = durations_of(jobs, iteration_s)
@@ -33,7 +33,7 @@ def summarise(trace: Trace, iteration_s: Mapping[str, float] | None = None) -> d
         "span_s": span_s,
         "gpus": {f"{count:g}": n for count, n in _counts(jobs.gpus)},
         "duration_s": {**spread(durations[known]), "unknown": int((~known).sum())},
-        "gpu_hours": float((jobs.gpus * durations)[known].sum() / 3600),
+        "gpu_hours": float((jobs.gpus * durations)[known].sum() / 3600) if known.any() else None,
         "rate_per_h": (len(jobs) - 1) / span_s * 3600 if span_s > 0 else None,
         "interarrival_cv": float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else None,
         "models": _names(jobs.model.tolist()),
