@@ -104,3 +104,13 @@ def test_wrong_input_is_one_sentence(
     assert (code, out) == (2, "")
     assert err == f"cotenant: {sentence.format(**names)}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_of_different_traces_get_a_note(call: Any, folder: Path, tmp_path: Path) -> None:
+    random_record(1, jobs=30, label="las + tune", path=tmp_path / "other")
+    code, out, _ = call("compare", folder / "run-0", tmp_path / "other")
+    assert code == 0
+    assert "note: These runs have different" in out
+    assert "different" in json.loads(call("compare", folder / "run-0", tmp_path / "other", "--json")[1])["note"]
+    assert "note: These runs" not in call("compare", folder)[1]
+    assert json.loads(call("compare", folder, "--json")[1])["note"] is None

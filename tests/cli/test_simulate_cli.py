@@ -196,3 +196,17 @@ def test_slowdown_with_a_trace_of_another_gpu(tmp_path: Path) -> None:
     assert answer["jct_s"]["mean"] > 3600
     assert answer["slowdown"]["mean"] == pytest.approx(1.0)
     assert answer["ftf_rho"]["mean"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--queues", "1h"), "--queues: has no effect under ordering fifo; it is for --ordering las-queues"),
+        (("--gittins-sample", "t.csv"), "--gittins-sample: has no effect under ordering fifo; it is for --ordering"),
+        (("--solver-limit", "2s"), "--solver-limit: has no effect under allotment tune; it is for --allotment optimal"),
+    ],
+)
+def test_an_option_without_effect_is_refused(option: tuple[str, str], said: str) -> None:
+    result = cotenant("simulate", "--trace", "native:t.csv", *option)
+    assert result.code == 2
+    assert said in result.err

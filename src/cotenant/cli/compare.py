@@ -33,7 +33,7 @@ def compare(
     from cotenant.core.files import check_writable
     from cotenant.core.record.reader import find_records, read_record
     from cotenant.profiles.training.tables import load_profiles
-    from cotenant.report.runs import arrange, in_order, run_of
+    from cotenant.report.runs import arrange, in_order, run_of, unlike_note
 
     # a run's folder that is found under two arguments counts for the first of them
     folders = {folder: given for given in reversed(runs) for folder in find_records(given)}
@@ -52,6 +52,7 @@ def compare(
         from cotenant.report.page import write_page
 
         write_page(html, found, title or (found[0].label if len(found) == 1 else "Comparison of runs"), baseline)
+    unlike = unlike_note(found)
     if json_:
         import orjson
 
@@ -67,7 +68,7 @@ def compare(
             }
             for run in found
         ]
-        answer = {"runs": entries, "html": None if html is None else str(html)}
+        answer = {"runs": entries, "note": unlike, "html": None if html is None else str(html)}
         print(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
         return
     from cotenant.report.runs import energy_note, moves_note
@@ -76,6 +77,8 @@ def compare(
     pairs = [(run.info, run.summary) for run in found]
     labelled = [(run.label, run.summary) for run in found]
     print_runs(labelled, moves_note=moves_note(pairs), energy_note=energy_note(pairs))
+    if unlike is not None:
+        typer.echo(f"note: {unlike}")
     if html is not None:
         typer.echo(f"{html}: open it in a browser; it needs no network")
 

@@ -38,6 +38,12 @@ POLICY_OPTIONS: Options = {
     "gittins_sample": (Text, None, "Ordering gittins: trace that supplies the distribution of GPU-times."),
     "solver_limit": (Text, None, "optimal, sia: time limit of the solver per decision (default: 1s)."),
 }
+# options that have an effect only under one ordering or allotment
+EFFECTIVE = (
+    ("queues", "ordering", "las-queues"),
+    ("gittins_sample", "ordering", "gittins"),
+    ("solver_limit", "allotment", "optimal"),
+)
 ENGINE_OPTIONS: Options = {
     "speeds": (Text, None, "Speed model: matrix (profile table, default) or two-speed."),
     "lease": (Text, None, "Length of a scheduling round (default: 300s; sia: 60s)."),
@@ -113,6 +119,10 @@ def simulate(
         option = partition_options.given()[0].replace("_", "-")
         raise InputError("needs a --policy, such as --policy miso", field=option)
     config = training_config({name: value for name, value in given.items() if value is not None})
+    for option, kind, needed in EFFECTIVE:
+        if given.get(option) is not None and getattr(config, kind) != needed:
+            what = f"has no effect under {kind} {getattr(config, kind)}; it is for --{kind} {needed}"
+            raise InputError(what, field=option.replace("_", "-"))
     check_outputs(out, html, jct_csv)
     result, outcome = run(trace, trace_options, cluster_options, config, out=out, label=label, quiet=json_)
     finish_up(result, outcome, html=html, jct_csv=jct_csv, json_=json_)

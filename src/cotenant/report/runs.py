@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,22 @@ def energy_note(runs: Iterable[tuple[RunInfo, dict[str, Any]]]) -> str | None:
     models = dict.fromkeys(str(model) for info in without for model in info.cluster.get("gpu_models") or ())
     unknown = [model for model in models if watts(model) is None]
     return f"No energy of runs with {', '.join(unknown)}: the watts of these GPUs are not known." if unknown else None
+
+
+def unlike_note(runs: Sequence[Run]) -> str | None:
+    """Return a note about runs of different traces, clusters or numbers of jobs; None if all have the same."""
+    unlike = []
+    for name, values in (
+        ("traces", [run.info.trace.get("source") for run in runs]),
+        ("clusters", [run.info.cluster.get("description") for run in runs]),
+        ("numbers of jobs", [run.summary["jobs"] for run in runs]),
+    ):
+        distinct = [str(value) for value in dict.fromkeys(values) if value is not None]
+        if len(distinct) > 1:
+            unlike.append(f"{name} ({', '.join(distinct[:3])}{', ...' if len(distinct) > 3 else ''})")
+    if not unlike:
+        return None
+    return f"These runs have different {' and '.join(unlike)}, so their figures do not compare policies alone."
 
 
 FACET_NAMES = {"cpus_per_node": "CPUs per node", "gpu_mix": "GPU mix", "memory_per_node": "memory per node"}
