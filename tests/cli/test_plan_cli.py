@@ -387,3 +387,14 @@ def test_seeds_below_zero_are_refused(run: Any, services: Path) -> None:
         code, out, err = run(verb, services, "--seed", "-5")
         assert (code, out) == (2, "")
         assert "-5" in err
+
+
+def test_a_plan_for_cores_says_that_its_speeds_are_those_of_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, services: Path
+) -> None:
+    said = "note: mechanism cores gives workers CPU cores, but this plan uses speeds measured on parts of RTX2080Ti"
+    assert said not in cli(capsys, monkeypatch, "plan", services, "--json")[2]
+    services.write_text(SERVICES.replace("mechanism: mps", "mechanism: cores"))
+    code, _, err = cli(capsys, monkeypatch, "plan", services, "--json")
+    assert code == 0
+    assert said in err

@@ -255,7 +255,7 @@ def test_converting_sia_names_the_option_that_it_needs(tmp_path: Path) -> None:
     path.write_text("name,time,application,num_replicas,batch_size\nncf-0,5,ncf,1,32768\n")
     result = CliRunner().invoke(app, ["convert", f"sia:{path}", "--out", str(out)])
     assert isinstance(result.exception, InputError)
-    assert "the trace states no durations; draw them with --durations" in result.exception.message
+    assert "add --durations" in result.exception.message
     looked = CliRunner().invoke(app, ["inspect", f"sia:{path}", "--json"])
     assert '"unknown": 1' in looked.output
     result = CliRunner().invoke(app, ["convert", f"sia:{path}", "--durations", "two-part", "--out", str(out)])

@@ -156,13 +156,19 @@ def plan(
 def _problem(
     services: str | None, profile: str | None, gpus: int | None, changes: list[str], colocation: str | None
 ) -> Problem:
+    from cotenant.core.gpus import CATALOG
     from cotenant.serving.config.planning import build_problem, what_if
     from cotenant.serving.config.services import read_services, with_scheme
 
     if services is None:
         raise InputError("give SERVICES.yaml, or --scenarios")
     deployment = with_scheme(read_services(services), colocation)
-    return build_problem(what_if(deployment, changes), profile, gpus)
+    problem = build_problem(what_if(deployment, changes), profile, gpus)
+    models = ", ".join(model for model in dict.fromkeys(deployment.gpu_models) if model in CATALOG)
+    if deployment.mechanism == "cores" and models:
+        what = f"mechanism cores gives workers CPU cores, but this plan uses speeds measured on parts of {models}"
+        typer.echo(f"note: {what}", err=True)
+    return problem
 
 
 def read_plan(path: str) -> ServingPlan:
