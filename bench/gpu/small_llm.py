@@ -106,7 +106,7 @@ class Model:
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: list[int]) -> int:
         """Process a prompt; returns the first token of its answer. The prompt is padded to a multiple of PAD tokens,
-        because the libraries choose their kernels anew for each shape, which takes up to 60 ms on the host.
+        because the libraries choose kernels for each new shape, which takes up to 60 ms on the host.
         """
         n, m = len(prompt), -(-len(prompt) // PAD) * PAD
         x = self.words[torch.tensor(prompt + [0] * (m - n), device=self.device)]

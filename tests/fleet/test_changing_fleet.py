@@ -201,7 +201,7 @@ def check(world: World, view: View, plan: FleetPlan) -> None:
         return
     parked = any(job.attempt is not None and job.attempt.phase == PARKED for job in view.jobs)
     if world.policy.allotment in ("proportional", "tune") and not (view.early or view.held or parked):
-        # No GPU is idle for lack of CPU and memory. (Parts of GPUs that are placed anew each round may stay apart.)
+        # No GPU is idle for lack of CPU and memory. (Parts of GPUs that are placed again each round may stay apart.)
         taken = set().union(*map(uuids, plan.assign.values()))
         parts = not world.policy.sticky and any(job.spec.gpus < 1 for job in view.jobs)
         assert parts or there <= taken or all(job.spec.gpus != 1 for job in waits)
