@@ -41,6 +41,16 @@ def serve_all(it: ModelResidency, name: str, now: float) -> None:
         it.ended(name, now)
 
 
+def replace_idle(it: ModelResidency, old: str, new: str, now: float) -> None:
+    """A request for `new`, for which the idle `old` is evicted; `new` starts or returns, and the request ends."""
+    it.arrived(new, now)
+    it.decide(now)
+    it.settled(old, now)
+    it.decide(now)
+    it.settled(new, now)
+    serve_all(it, new, now)
+
+
 def parts(action: Action) -> list[Action]:
     """The moves of an action, each of one model; evictions first."""
     return [*(Action(Do.EVICT, name, action.gpu) for name in action.instead_of), action]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_residency import GIB, model, models, parts, resident, serve_all
+from model_residency import GIB, model, models, parts, replace_idle, resident
 
 from cotenant.policy.residency import Action, Do, ModelResidency, MoveRates, Place
 
@@ -14,18 +14,13 @@ def changing(host: int | None = None) -> ModelResidency:
     """Models a and b of 60 GiB, of which one fits: a is evicted, b has been idle for long."""
     it = models(model("a", 60), model("b", 60), model("c", 60), host=host)
     resident(it, "a")
-    it.arrived("b", 50.0)
-    it.decide(50.0)
-    it.settled("a", 50.0)
-    it.decide(50.0)
-    it.settled("b", 50.0)
-    serve_all(it, "b", 50.0)
+    replace_idle(it, "a", "b", 50.0)
     assert [it.rows[name].place for name in "ab"] == [Place.EVICTED, Place.RESIDENT]
     return it
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_memory_of_an_exchange_is_free_for_nobody_else(first: str) -> None:
+def test_memory_of_an_exchange_is_free_for_no_other_model(first: str) -> None:
     """80 GiB: while a and b of 60 change places, there is no room for c, whichever has ended first."""
     it = changing()
     it.arrived("a", 100.0)
@@ -68,12 +63,7 @@ def test_what_leaves_already_is_awaited_before_a_return() -> None:
     """a of 60 returns to a GPU of 80 from which c of 40 already leaves for b: only then d leaves for it."""
     it = models(model("a", 60), model("b", 40), model("c", 40), model("d", 40))
     resident(it, "a")
-    it.arrived("c", 50.0)
-    it.decide(50.0)
-    it.settled("a", 50.0)
-    it.decide(50.0)
-    it.settled("c", 50.0)
-    serve_all(it, "c", 50.0)
+    replace_idle(it, "a", "c", 50.0)
     resident(it, "d", now=60.0)
     it.arrived("b", 100.0)
     assert it.decide(100.0) == [Action(Do.EVICT, "c", 0)]
@@ -90,12 +80,7 @@ def test_an_exchange_is_measured_as_one() -> None:
     rates = MoveRates(in_bps=40 * GIB, both_bps=30 * GIB, fixed_s=0.0)
     it = ModelResidency([80 * GIB], [model("a", 60), model("b", 60)], rates=rates)
     resident(it, "a")
-    it.arrived("b", 50.0)
-    it.decide(50.0)
-    it.settled("a", 50.0)
-    it.decide(50.0)
-    it.settled("b", 50.0)
-    serve_all(it, "b", 50.0)
+    replace_idle(it, "a", "b", 50.0)
     it.arrived("a", 100.0)
     assert it.decide(100.0) == [Action(Do.EXCHANGE, "a", 0, ("b",))]
     assert it.wait_s("a", 100.5) == pytest.approx(2.0 - 0.5)

@@ -23,7 +23,7 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.owners.slurm_ended import job_file
 from cotenant.agent.tenants.launcher import environment_changes
 from cotenant.agent.tenants.registry import spec_to_dict
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError, nearest
 from cotenant.core.strength import Strength, strength_named
 from cotenant.core.units import parse_fraction, parse_memory
 
@@ -53,12 +53,8 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
         if not sign or not value:
             raise InputError(f"{part[:60]!r} is not KEY=VALUE, as in {MARK}request=30%,memory=8GiB", field=FIELD)
         if key not in KEYS or key in given:
-            near = difflib.get_close_matches(key, KEYS, 1)
-            why = (
-                "is given twice"
-                if key in given
-                else f"is unknown; {f'did you mean {near[0]}?' if near else 'known are ' + ', '.join(KEYS)}"
-            )
+            known = nearest(key, KEYS) or "known are " + ", ".join(KEYS)
+            why = "is given twice" if key in given else f"is unknown; {known}"
             raise InputError(f"{key[:60]!r} {why}", field=FIELD)
         given[key] = value
     try:
