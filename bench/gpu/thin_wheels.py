@@ -50,7 +50,8 @@ parts = sorted(found, key=lambda path: path.name)
 total = int(parts[0].suffix[1:].partition("of")[2])
 assert len(parts) == total, f"{len(parts)} of {total} parts"
 with lzma.open(Joined(parts)) as plain, tarfile.open(fileobj=plain, mode="r|") as archive:
-    archive.extractall(sys.argv[1], filter="data")
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)  # absent before Python 3.11.4
+    archive.extractall(sys.argv[1])
 subprocess.run([sys.executable, "-m", "compileall", "-qq", "-j", "0", sys.argv[1]], check=False)
 '''
 
