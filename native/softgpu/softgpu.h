@@ -16,8 +16,9 @@
  *
  * Environment variables: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (number of devices,
  * default 1), COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, which a small
- * machine can keep busy). The first process that uses a state file sets the last three for all. COTENANT_SOFTGPU_CALL_NS:
- * see stream.c. */
+ * machine can keep busy). The first process that uses a state file sets the last three for all.
+ * COTENANT_SOFTGPU_CALL_NS: time in ns that queries of streams and beginnings of captures take, as if the driver were
+ * busy; each process has its own. */
 #ifndef COTENANT_SOFTGPU_H
 #define COTENANT_SOFTGPU_H
 
