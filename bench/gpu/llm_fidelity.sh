@@ -7,6 +7,11 @@ out=$1 shape=${2:-4b} python=${PYTHON:-python3} kind=${ENGINE:-small} here=$(dir
 mkdir -p "$out"
 rm -f "$out/profile.json"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+# an engine may take a minute to start, so what the commands below need is imported first
+if ! said=$("$python" -c 'import httptools, cotenant.cli.main, cotenant.bench.llm_fidelity, cotenant.workloads.llm.registry' 2>&1); then
+    echo "llm_fidelity.sh: $python lacks a module: ${said##*$'\n'}" >&2
+    exit 1
+fi
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 if [ "$kind" = vllm ]; then
     name=qwen3-$shape rates=2,4,8

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import base_install
 import pytest
 from command import command, cotenant
 
@@ -52,6 +55,23 @@ def test_a_given_engine_is_compared_with_its_profile(engine: str, tmp_path: Path
         assert min(each["requests"], each["left_out"]) > 0
         assert set(each["live_over_simulated"]) == {"ttft_ms", "tpot_ms"}
     assert math.isfinite(found["worst_deviation"])
+
+
+def test_the_libraries_for_tables_and_solvers_are_not_needed(engine: str, tmp_path: Path) -> None:
+    hidden = ("polars", "numba", "highspy")
+    code = f"import base_install, cotenant.cli.main as c; base_install.hide(*{hidden}); c.main()"
+    path = os.pathsep.join([str(Path(base_install.__file__).parent), os.environ["PYTHONPATH"]])
+    (tmp_path / "models.yaml").write_text("models: [{name: chat, command: 'x --port {port}', memory: 1GiB}]")
+    asked = ["--profile", str(tmp_path / "real.json"), "--prompt", "100", "--output", "4", "--duration", "1s"]
+    for words, printed in (
+        (["bench", "llm", "--url", engine, "--model", "chat", "--rates", "10", *asked], "largest deviation"),
+        (["simulate", "--serving", str(tmp_path / "models.yaml"), "--rate", "10", *asked], "TTFT"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, printed in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from typing import Any
 from cotenant.core.extras import EXTRAS
 
 
-def hide() -> None:
-    """Hide every module of every extra from this interpreter."""
-    hidden = {module for modules in EXTRAS.values() for module in modules}
+def hide(*given: str) -> None:
+    """Hide these modules, or every module of every extra, from this interpreter."""
+    hidden = set(given) or {module for modules in EXTRAS.values() for module in modules}
     hidden |= {module.partition(".")[0] for module in hidden}
 
     class Base:

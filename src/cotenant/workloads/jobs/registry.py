@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cotenant.core.errors import InputError, nearest
 from cotenant.core.work import Trace
-from cotenant.workloads.jobs.recognise import looks_like
+from cotenant.workloads.job_headers import looks_like
 from cotenant.workloads.table import MissingColumnError, OtherFormatError
 from cotenant.workloads.token_formats import FORMATS as TOKEN_FORMATS
 from cotenant.workloads.trace_options import TraceOptions

@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from cotenant.workloads.jobs import recognise
+from cotenant.workloads import job_headers
 
 FIRST_LINE_BYTES = 1 << 16
 # columns, or keys of a JSON object, by which a format is recognised; the first entry that matches is used
@@ -32,7 +32,7 @@ def looks_like(path: str) -> str | None:
     for signs, form in SIGNS:
         if signs <= set(names):
             return f"{form}:{path}"
-    jobs = recognise.looks_like(names)
+    jobs = job_headers.looks_like(names)
     return f"a trace of training jobs, {jobs}{path}" if jobs and not jobs.startswith("--") else None
 
 

@@ -1,4 +1,6 @@
-"""Recognises the format of a file by its header, for the error message after a wrong format was given."""
+"""Recognises the format of a job trace by its header, for the error message after a wrong format was given. It is
+outside the package of the readers, which need polars.
+"""
 
 from __future__ import annotations
 
