@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cotenant.agent.ipc import wire
 from cotenant.agent.slices.groups import GroupTable, OffChannels
@@ -89,7 +90,7 @@ class SliceEnforcer:
         """Add a tenant, or apply its changed share. Raises WorkError if time slices of its GPU cannot be controlled."""
         for gpu in tenant.gpus:
             machine = self._gpu(gpu.uuid)
-            self._obey(gpu.uuid, machine.slices.join(tenant.name, tenant.share(), work_kind(tenant.spec), _now()))
+            self._decide(gpu.uuid, machine.slices.join, tenant.name, tenant.share(), work_kind(tenant.spec))
             self._count(tenant, gpu.uuid)
 
     def leave(self, tenant: Tenant) -> None:
@@ -102,7 +103,7 @@ class SliceEnforcer:
                 held = self._held(tenant.name, gpu.uuid)
                 self._carry_out(machine, held, Go(gpu.uuid, tenant.name))
                 machine.totals.pop(tenant.name, None)
-                self._obey(gpu.uuid, machine.slices.leave(tenant.name, _now()))
+                self._decide(gpu.uuid, machine.slices.leave, tenant.name)
 
     def part(self, tenant: Tenant, gpu: str) -> float | None:
         """Fraction of a GPU's time that a tenant had in the last window; None if unknown."""
@@ -222,7 +223,7 @@ class SliceEnforcer:
             return
         count = len(self._held(tenant.name, gpu))
         if count or machine.slices.tenants[tenant.name].groups:
-            self._obey(gpu, machine.slices.groups(tenant.name, count, _now()))
+            self._decide(gpu, machine.slices.groups, tenant.name, count)
 
     def _held(self, name: str, gpu: str, *, compute: bool = True) -> list[Held]:
         tenant = self._registry.tenants.get(name)
@@ -248,13 +249,14 @@ class SliceEnforcer:
             asyncio.get_running_loop().call_later(POLL_S, self._poll, uuid)
         return machine
 
-    def _obey(self, uuid: str, instructions: list[SliceInstruction]) -> None:
-        machine = self._gpus[uuid]
-        for step in instructions:
+    def _decide(self, uuid: str, event: Callable[..., list[SliceInstruction]], *arguments: Any) -> None:
+        """Report an event to the policy for time slices, and carry out its instructions."""
+        machine, now_ns = self._gpus[uuid], _now()
+        for step in event(*arguments, now_ns):
             self._carry_out(machine, self._held(step.tenant, uuid), step)
             if isinstance(step, SetSlice):
                 self._copies(machine, uuid, step)
-        self._arm(uuid)
+        self._arm(uuid, now_ns)
 
     def _carry_out(self, machine: _Gpu, held: list[Held], step: SliceInstruction) -> None:
         for each in held:
@@ -278,18 +280,19 @@ class SliceEnforcer:
         slice_us = TINY_US if tiny else COPY_SLICE_US
         self._carry_out(machine, copies, SetSlice(uuid, step.tenant, slice_us))
 
-    def _arm(self, uuid: str) -> None:
+    def _arm(self, uuid: str, decided_ns: int) -> None:
         machine, loop = self._gpus[uuid], asyncio.get_running_loop()
         if machine.timer is not None:
             machine.timer.cancel()
-        wake_ns = machine.slices.wake_ns(_now())
+        # times that have passed while the instructions were carried out count, too: nothing else switches turns then
+        wake_ns = machine.slices.wake_ns(decided_ns)
         machine.timer = None
         if wake_ns is not None:
             machine.timer = loop.call_later(max(0, wake_ns - _now()) / 1e9, self._advance, uuid)
 
     def _advance(self, uuid: str) -> None:
         if uuid in self._gpus:
-            self._obey(uuid, self._gpus[uuid].slices.advance(_now()))
+            self._decide(uuid, self._gpus[uuid].slices.advance)
 
     def _again(self) -> None:
         """Stop again the tenants that should be stopped, since the keeper let all tenants run while the agent was
@@ -318,7 +321,7 @@ class SliceEnforcer:
         background, guarded = machine.slices.background()
         if guarded:
             brief = [tenant.name for tenant in background if self._is_brief(tenant.name, uuid)]
-            self._obey(uuid, machine.slices.brief(brief, _now()))
+            self._decide(uuid, machine.slices.brief, brief)
         self._read_back(machine, held)
         if guarded:
             self._watch(uuid, [tenant.name for tenant in background], _now() + int(0.9 * POLL_S * 1e9))
@@ -351,7 +354,7 @@ class SliceEnforcer:
                 more = (max(0, a - b) for a, b in zip(now, before, strict=True))
                 machine.totals[name] = Usage(*(a + b for a, b in zip(total, more, strict=True)))
                 machine.seen[pid] = now
-        self._obey(uuid, machine.slices.used({name: machine.totals.get(name, Usage()) for name in held}, _now()))
+        self._decide(uuid, machine.slices.used, {name: machine.totals.get(name, Usage()) for name in held})
 
     def _read_back(self, machine: _Gpu, held: dict[str, list[Held]]) -> None:
         """Read the time slices back and restore those that tenants have changed."""
