@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -130,8 +131,12 @@ class Device(ABC):
         return {}
 
     def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
-        """UUID -> pids of the processes with a context on that GPU; empty if they are not known."""
-        return {}
+        """UUID -> pids of the processes with a context on that GPU. GPUs that the driver cannot read are left out."""
+        found: dict[str, list[int]] = {}
+        for uuid in uuids:
+            with contextlib.suppress(OSError):
+                found[uuid] = Cards(self.nvml()).card(uuid).processes()
+        return found
 
     def channel_controls(self) -> ChannelControls:
         """Control of programs' channel groups, which the GPU gives time slices to. Raises WorkError that says why they

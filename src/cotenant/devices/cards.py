@@ -1,4 +1,4 @@
-"""Memory, clocks, power and memory limits of GPUs, by NVML through ctypes.
+"""Memory, clocks, power, processes and memory limits of GPUs, by NVML through ctypes.
 
 This module does not use NVML's Python package. An agent that runs from source may not have that package, and the
 package could not load the library of the software GPU.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +19,14 @@ CLOCK_SM, CLOCK_MEMORY = 1, 2  # nvmlClockType_t
 TEMPERATURE_GPU = 0
 MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}  # nvmlComputeMode_t
 TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_DEVICE_NAME_V2_BUFFER_SIZE
-MOST_PROCESSES = 1024
+LIKELY_PROCESSES = 1024
+REOPEN_S = 30.0  # least time between two attempts to open NVML again: a GPU that is lost for good must not cost more
 NO_LIMIT = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
 # nvmlReturn_t
-INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST = 2, 3, 4, 6, 13, 15
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 1, 2, 3, 4, 6, 7
+DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 9, 13, 15, 16
+# errors that may last until NVML is closed and opened again
+REOPEN = (UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED)
 # bits of nvmlClocksEventReasons, which say why the clock is not the highest
 WHY = {"power_cap": 0x4, "thermal": 0x20 | 0x40, "slowdown": 0x8 | 0x80}
 
@@ -61,13 +68,6 @@ class _Process(ctypes.Structure):
     )  # fmt: skip
 
 
-@functools.cache
-def _load(path: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(path)
-    _checked(library, "nvmlInit_v2")
-    return library
-
-
 class NvmlError(OSError):
     """Raised if NVML refuses a call. `code`: the nvmlReturn_t."""
 
@@ -76,59 +76,95 @@ class NvmlError(OSError):
         self.code = code
 
 
-def _checked(library: ctypes.CDLL, name: str, *arguments: object) -> None:
-    try:
-        code = getattr(library, name)(*arguments)
-    except AttributeError:
-        raise NvmlError(
-            f"the installed NVML has no function {name}; it needs a newer driver",
-            FUNCTION_NOT_FOUND,
-        ) from None
-    if code:
-        raise NvmlError(f"{name}: {code}", code)
+class _Session:
+    """An open NVML library. A process opens each library once and keeps it open, because opening takes many calls of
+    the kernel driver, for which the process's other calls wait. All threads share it. A forked process must not use it.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Open the library. Raises NvmlError."""
+        self._library, self._pid = library, os.getpid()
+        self._broken, self._tried_s = False, time.monotonic()
+        self.call("nvmlInit_v2")
+
+    def mend(self) -> None:
+        """If a call has failed with one of the errors REOPEN, close NVML and open it again, at most once in REOPEN_S.
+        Raises NvmlError if NVML cannot be opened.
+        """
+        if self._broken and time.monotonic() - self._tried_s >= REOPEN_S:
+            self._tried_s = time.monotonic()
+            with suppress(NvmlError):  # fails if NVML is not open
+                self.call("nvmlShutdown")
+            self.call("nvmlInit_v2")
+            self._broken = False
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call an NVML function. Raises NvmlError."""
+        if os.getpid() != self._pid:
+            raise NvmlError("NVML was opened before this process was forked", UNINITIALIZED)
+        try:
+            code = getattr(self._library, name)(*arguments)
+        except AttributeError:
+            raise NvmlError(
+                f"the installed NVML has no function {name}; it needs a newer driver",
+                FUNCTION_NOT_FOUND,
+            ) from None
+        if code:
+            self._broken |= code in REOPEN
+            raise NvmlError(f"{name}: {code}", code)
+
+
+_OPENING = threading.Lock()  # held while a session is opened, so that two threads do not both open it
+
+
+@functools.cache
+def _session_of(path: str) -> _Session:
+    return _Session(ctypes.CDLL(path))
 
 
 class Cards:
     """The GPUs that an NVML library finds. Raises OSError if the library or its driver cannot be loaded."""
 
     def __init__(self, library: str) -> None:
-        self._library = _load(library)
+        with _OPENING:
+            self._session = _session_of(library)
+            self._session.mend()
 
     def all(self) -> list[Card]:
         """All GPUs of this machine, in NVML's order."""
         count = ctypes.c_uint()
-        _checked(self._library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+        self._session.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         return [self._open(index) for index in range(count.value)]
 
     def _open(self, index: int) -> Card:
         handle = ctypes.c_void_p()
-        _checked(self._library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        self._session.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
         text = ctypes.create_string_buffer(TEXT_BYTES)
-        _checked(self._library, "nvmlDeviceGetUUID", handle, text, ctypes.c_uint(TEXT_BYTES))
-        return Card(self._library, handle, text.value.decode(), index)
+        self._session.call("nvmlDeviceGetUUID", handle, text, ctypes.c_uint(TEXT_BYTES))
+        return Card(self._session, handle, text.value.decode(), index)
 
     def release(self) -> str:
         """Release of the driver, such as 615.71.09."""
         text = ctypes.create_string_buffer(TEXT_BYTES)
-        _checked(self._library, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(TEXT_BYTES))
+        self._session.call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(TEXT_BYTES))
         return text.value.decode(errors="replace")
 
     def card(self, uuid: str) -> Card:
         """The GPU with this UUID."""
         handle = ctypes.c_void_p()
-        _checked(self._library, "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
-        return Card(self._library, handle, uuid)
+        self._session.call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+        return Card(self._session, handle, uuid)
 
 
 class Card:
     """One GPU, as NVML reports it. Methods raise OSError for values that the driver does not report."""
 
-    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p, uuid: str, index: int = 0) -> None:
-        self._library, self._handle = library, handle
+    def __init__(self, session: _Session, handle: ctypes.c_void_p, uuid: str, index: int = 0) -> None:
+        self._session, self._handle = session, handle
         self.uuid, self.index = uuid, index
 
     def _call(self, name: str, *arguments: object) -> None:
-        _checked(self._library, name, self._handle, *arguments)
+        self._session.call(name, self._handle, *arguments)
 
     def _number(self, name: str, *arguments: object, kind: type = ctypes.c_uint) -> float:
         value = kind()
@@ -148,11 +184,27 @@ class Card:
         return Memory(int(found[0]), int(found[1]))
 
     def processes(self) -> list[int]:
-        """Pids of the processes that have memory on the GPU."""
-        count = ctypes.c_uint(MOST_PROCESSES)
-        found = (_Process * MOST_PROCESSES)()
-        self._call("nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(count), found)
-        return [int(found[i].pid) for i in range(count.value)]
+        """Pids of the processes that have memory on the GPU, clients of MPS servers included."""
+        found = self._running("nvmlDeviceGetComputeRunningProcesses_v3")
+        try:  # NVML lists the clients of an MPS server in a call of its own
+            found += self._running("nvmlDeviceGetMPSComputeRunningProcesses_v3")
+        except NvmlError as error:
+            if error.code not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+                raise
+        return list(dict.fromkeys(found))
+
+    def _running(self, name: str) -> list[int]:
+        room = LIKELY_PROCESSES
+        while True:
+            count, found = ctypes.c_uint(room), (_Process * room)()
+            try:
+                self._call(name, ctypes.byref(count), found)
+            except NvmlError as error:
+                if error.code != INSUFFICIENT_SIZE:
+                    raise
+                room = 2 * max(room, count.value)
+            else:
+                return [int(found[i].pid) for i in range(count.value)]
 
     def mig(self) -> bool:
         """Whether MIG mode is on."""

@@ -69,14 +69,6 @@ class Nvidia(Device):
         except WorkError as error:
             return dict.fromkeys(wanted, str(error))
 
-    def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
-        wanted = set(uuids)
-        try:
-            with nvml.Nvml() as session:
-                return {gpu.uuid: list(session.processes(gpu)) for gpu in session.devices() if gpu.uuid in wanted}
-        except (ImportError, WorkError):
-            return {}
-
     def channel_controls(self) -> ChannelControls:
         """See Device. Raises WorkError also on WSL and in vGPU guests, which do not have the NVIDIA kernel module."""
         try:

@@ -9,7 +9,6 @@ from pathlib import Path
 from cotenant.core.cgroups import Cgroups
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Device, Gpu
-from cotenant.devices.cards import Cards
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls
 from cotenant.devices.meters import ControlMeter, Meter
 
@@ -64,12 +63,6 @@ class Soft(Device):
 
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
         return ControlMeter(controls)
-
-    def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
-        try:
-            return {uuid: Cards(self.nvml()).card(uuid).processes() for uuid in uuids}
-        except OSError:
-            return {}
 
     def gpus(self) -> tuple[Gpu, ...]:
         found = super().gpus()
