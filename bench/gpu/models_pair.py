@@ -77,7 +77,8 @@ async def load(folder: Path, ports: dict[str, int], count: int, seconds: float) 
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0.3)  # in this time the engines notice that the clients have disconnected
     counted = (begun + seconds / 4, begun + seconds)
-    return client.row(*counted) | Said(folder).prompts(*counted)
+    sent = {"seconds": round(seconds, 1), "prompt": PROMPT, "output": OUTPUT}
+    return client.row(*counted) | Said(folder).prompts(*counted) | sent
 
 
 # ---- the models ----

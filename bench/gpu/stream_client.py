@@ -8,6 +8,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,14 +71,9 @@ class Client:
             writer.transport.abort()
 
     async def closed(self, name: str, number: int, prompt: int, output: int) -> None:
-        """Keep one request in flight until cancelled. Answers have `output` tokens on average, and at random up to a
-        quarter less or more; the first one is shortened at random. Otherwise clients and models with equal speeds would
-        send their prompts at the same times all the time. Each (name, number) has the same lengths in each run.
-        """
-        draw = random.Random(f"{name} {number}")
-        await self.ask(name, prompt, max(2, round(output * draw.random())))
-        while True:
-            await self.ask(name, prompt, round(output * draw.uniform(0.75, 1.25)))
+        """Keep one request in flight until cancelled, with the answers of `lengths`."""
+        for length in lengths(name, number, output):
+            await self.ask(name, prompt, length)
 
     async def open(self, name: str, prompt: int, output: int, rate: float, until_s: float) -> None:
         """Poisson requests."""
@@ -104,6 +100,17 @@ class Client:
             "ttft_ms": middle(first), "ttft_p90_ms": middle(first, 0.9), "tpot_ms": middle(gaps),
             "tpot_p90_ms": middle(gaps, 0.9), "faults": self.faults[:3],
         }  # fmt: skip
+
+
+def lengths(name: str, number: int, output: int) -> Iterator[int]:
+    """Yield the tokens of the answers to one client of a closed loop: `output` on average, and at random up to a
+    quarter less or more; the first one is shortened at random. Otherwise clients and models with equal speeds would
+    send their prompts at the same times all the time. Each (name, number) has the same lengths in each run.
+    """
+    draw = random.Random(f"{name} {number}")
+    yield max(2, round(output * draw.random()))
+    while True:
+        yield round(output * draw.uniform(0.75, 1.25))
 
 
 def middle(values: list[float], part: float = 0.5) -> float | None:
