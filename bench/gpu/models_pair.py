@@ -122,15 +122,16 @@ def listed(port: int) -> bool:
 
 def end(process: subprocess.Popen[bytes], group: bool = False) -> None:
     """End a process, and with `group` what it has left of its process group."""
-    process.terminate()
     try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.terminate()
+            process.wait(20)
+    finally:  # also if a signal interrupts the wait
         process.kill()
-        process.wait()
-    if group:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @contextlib.contextmanager

@@ -41,6 +41,8 @@ from models_switch import SHAPE, ask, turns
 SOFT = models_pair.DEVICE == "soft"
 COUNTS = (2, 4) if SOFT else (2, 8, 32)
 START_S = 5.0 if SOFT else 48.0  # with the end of the engines before
+SWITCH_START_S = 10.0 if SOFT else 75.0  # two engines, one after the other
+END_S = 2.0 if SOFT else 10.0  # the end of the last engines
 LONGEST_S = 4.0 if SOFT else 30.0
 ROUNDS = 3
 STEPS = "alone,cotenant,cotenant_mps,mps,time,sleep1,sleep2,switch"
@@ -116,14 +118,20 @@ def sleeps(level: int) -> Rows:
             yield row | {"identical": text == first}
 
 
-def rows(step: str, alone: dict[int, dict[str, Any]], until_s: float, later: int) -> Rows:
-    """The rows of a step."""
+def start_s(step: str) -> float:
+    """The time in seconds that the engines of a step take to start."""
+    return SWITCH_START_S if step == "switch" else START_S
+
+
+def rows(step: str, alone: dict[int, dict[str, Any]], until_s: float, later: list[str]) -> Rows:
+    """The rows of a step, within the time until `until_s` that it leaves the later ones to start their engines."""
     if step.startswith("sleep"):
         yield from sleeps(int(step.removeprefix("sleep")))
     elif step == "switch":
         yield from turns(Path(tempfile.mkdtemp(prefix="switch-")), "soft" if SOFT else "vllm", ROUNDS)
     else:
-        yield from loads(step, alone, until_s, later, pair_engine, COUNTS, START_S, LONGEST_S)
+        each_s = sum(map(start_s, later)) / max(1, len(later))
+        yield from loads(step, alone, until_s, len(later), pair_engine, COUNTS, each_s, LONGEST_S)
 
 
 def joined(steps: list[str]) -> list[str]:
@@ -138,10 +146,10 @@ def late(*_: object) -> None:
 
 
 def main() -> None:
-    """Run the steps, each within the time that it leaves the later ones to start their engines."""
+    """Run the steps, each within its part of the time."""
     out = Path(sys.argv[1])
     steps = joined((sys.argv[2] if len(sys.argv) > 2 else STEPS).split(","))
-    until_s = time.monotonic() + (float(sys.argv[3]) if len(sys.argv) > 3 else 400.0)
+    until_s = time.monotonic() + (float(sys.argv[3]) if len(sys.argv) > 3 else 400.0) - END_S
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no step's fault, so it ends all steps
     signal.signal(signal.SIGALRM, late)
     alone: dict[int, dict[str, Any]] = {}
@@ -149,8 +157,12 @@ def main() -> None:
     if "sleep2" in steps and not SOFT:
         writing()  # takes 35 s, in which the first engine starts
     for number, step in enumerate(steps):
-        later = len(steps) - number - 1
-        signal.setitimer(signal.ITIMER_REAL, max(1.0, until_s - time.monotonic() - START_S * later))
+        later = steps[number + 1 :]
+        left_s = until_s - time.monotonic() - sum(map(start_s, later))
+        if left_s < start_s(step):
+            say(out, {"step": step, "fault": f"only {left_s:.0f} s are left, too few to start its engines"})
+            continue
+        signal.setitimer(signal.ITIMER_REAL, left_s)
         try:
             with contextlib.closing(rows(step, alone, until_s, later)) as found:
                 for row in found:
@@ -161,4 +173,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("ended by a signal") from None
