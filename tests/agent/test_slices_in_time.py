@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import random
 import struct
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from virtual_loop import VirtualLoop
 from cotenant.agent.slices import enforcer
 from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.slices.groups import SessionGroups
+from cotenant.agent.slices.lateness import Lateness
 from cotenant.devices.channel_groups import (
     DISABLE_CHANNELS,
     GET_SLICE,
@@ -77,41 +79,93 @@ class Card:
             self.busy_ns[number] = self.busy_ns.get(number, 0) + took_ns // len(on)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_turns_end_in_time_whatever_the_agent_does_when_they_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readings of the GPU time fall on all phases of a period within these two minutes, so also on ends of turns."""
-    draw = random.Random(seed)
-    loop = VirtualLoop(late=lambda: draw.uniform(0, 1e-3))
-    card = Card(loop, draw)
-    controls = ChannelControls("software", card.ioctl)
-    device = SimpleNamespace(channel_controls=lambda: controls, meter=lambda uuid, controls: ControlMeter(controls))
-    monkeypatch.setattr(enforcer, "device_of", lambda gpu: device)
-    monkeypatch.setattr(enforcer, "_now", card.now_ns)
-    gpu = SimpleNamespace(uuid=UUID)
-    spec = SimpleNamespace(best_effort=False, latency_sensitive=False)
-    registry: Any = SimpleNamespace(gpus={UUID: gpu}, tenants={})
-    slices = SliceEnforcer(registry, lambda tenant, text: None, lambda gpu, why: pytest.fail(why))
+class Node:
+    """Two tenants with 30 % and 70 % of one GPU under the agent's enforcement, in virtual time."""
 
-    async def run() -> None:
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        draw = random.Random(seed)
+        self.loop = VirtualLoop(late=lambda: draw.uniform(0, 1e-3))
+        self.card = Card(self.loop, draw)
+        controls = ChannelControls("software", self.card.ioctl)
+        device = SimpleNamespace(channel_controls=lambda: controls, meter=lambda uuid, controls: ControlMeter(controls))
+        monkeypatch.setattr(enforcer, "device_of", lambda gpu: device)
+        monkeypatch.setattr(enforcer, "_now", self.card.now_ns)
+        self.gpu = SimpleNamespace(uuid=UUID)
+        self.registry: Any = SimpleNamespace(gpus={UUID: self.gpu}, tenants={})
+        self.slices = SliceEnforcer(self.registry, lambda tenant, text: None, lambda gpu, why: pytest.fail(why))
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let the tenants work until `work` has ended."""
+        try:
+            self.loop.run_until_complete(self._run(work))
+        finally:
+            self.loop.close()
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        spec = SimpleNamespace(best_effort=False, latency_sensitive=False)
         for number, request in ((1, 0.3), (2, 0.7)):  # tenants of several GPUs always run one at a time
             session: Any = object()
             key = (number, number)
             group = ChannelGroup(number, 0, 0, number, (number,))
             mine = SessionGroups(number, {number: number}, {key: group}, {key: UUID})
-            slices._groups.sessions[session] = mine
+            self.slices._groups.sessions[session] = mine
             share = Share(request, gang=(UUID, "GPU-1"))
             tenant: Any = SimpleNamespace(
-                name=f"t{number}", gpus=(gpu,), spec=spec, sessions=[session], share=lambda share=share: share
+                name=f"t{number}", gpus=(self.gpu,), spec=spec, sessions=[session], share=lambda share=share: share
             )
-            registry.tenants[tenant.name] = tenant
-            slices.join(tenant)
-        await asyncio.sleep(120)
+            self.registry.tenants[tenant.name] = tenant
+            self.slices.join(tenant)
+        await work
 
-    try:
-        loop.run_until_complete(run())
-    finally:
-        loop.close()
-    settled = [(at_s % PERIOD_S, at_s) for at_s, channel, off in card.switched if at_s > 1 and channel == 1 and off]
+
+@pytest.mark.parametrize("seed", range(3))
+def test_turns_end_in_time_whatever_the_agent_does_when_they_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readings of the GPU time fall on all phases of a period within these two minutes, so also on ends of turns."""
+    node = Node(seed, monkeypatch)
+    node.run(asyncio.sleep(120))
+    switched = node.card.switched
+    settled = [(at_s % PERIOD_S, at_s) for at_s, channel, off in switched if at_s > 1 and channel == 1 and off]
     assert len(settled) > 1100
     late = {round(at_s, 3): round(phase - 0.03, 4) for phase, at_s in settled if not 0 <= phase - 0.03 < LATEST_S}
     assert late == {}
+
+
+def test_work_that_holds_up_the_loop_is_measured_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(0, monkeypatch)
+    delays = node.slices.lateness.delays(UUID)
+
+    async def work() -> None:
+        await asyncio.sleep(20)
+        assert delays.sum / sum(delays.counts) < LATEST_S
+        assert not caplog.records
+        for _ in range(4):
+            # 60 ms after the start of a period the second tenant runs until the period's end
+            await asyncio.sleep(2 * PERIOD_S - (node.loop.now_s + 0.04) % PERIOD_S)
+            node.loop.now_s += 0.09
+        await asyncio.sleep(12)
+        node.loop.now_s += 0.2
+        await asyncio.sleep(1)
+
+    node.run(work())
+    counts = dict(zip((*delays.bounds, float("inf")), delays.counts, strict=True))
+    assert sum(count for bound, count in counts.items() if bound > 0.03) == 5
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("GPU GPU-0: tenants were stopped or resumed up to 5")
+    assert "delays of 20 ms or more: 1;" in first
+    assert "delays of 20 ms or more: 4;" in second
+
+
+def test_delays_are_logged_at_most_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    lateness, ms = Lateness(), 1_000_000
+    for second in range(25):
+        lateness.acted("GPU-a", second * 1000 * ms, (second * 1000 + 30 + second) * ms)
+        lateness.acted("GPU-b", second * 1000 * ms, (second * 1000 + 19) * ms)
+        lateness.acted("GPU-b", None, second * 1000 * ms)
+        lateness.acted("GPU-b", (second + 1) * 1000 * ms, second * 1000 * ms)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in said] == ["GPU GPU-a"] * 3
+    for text, (worst, times) in zip(said, ((30, 1), (40, 10), (50, 10)), strict=True):
+        assert f"up to {worst} ms late; delays of 20 ms or more: {times};" in text
+    assert (sum(lateness.delays("GPU-a").counts), sum(lateness.delays("GPU-b").counts)) == (25, 25)

@@ -43,6 +43,13 @@ TURN_WAIT = Metric(
     ("gpu",),
     TURN_BUCKETS_S,
 )
+AGENT_SWITCH_DELAY = Metric(
+    "cotenant_agent_switch_delay_seconds",
+    "histogram",
+    "Delay of the agent when tenants under hardware time slices were to be stopped or resumed.",
+    ("gpu",),
+    TURN_BUCKETS_S,
+)
 TENANT_REQUEST = Metric(
     "cotenant_tenant_request_ratio", "gauge", "Fraction of GPU time guaranteed to the tenant (request).", ("tenant",)
 )

@@ -121,6 +121,7 @@ class LivePage:
             out.add(names.AGENT_TURNS, history.turns[uuid], gpu=uuid)
             out.histogram(names.TURN_SECONDS, history.lengths[uuid], gpu=uuid)
             out.histogram(names.TURN_WAIT, history.waits[uuid], gpu=uuid)
+            out.histogram(names.AGENT_SWITCH_DELAY, self._rows.slices.lateness.delays(uuid), gpu=uuid)
         tenants = list(self._registry.tenants.values())
         out.add(names.AGENT_START, self._started_unix_s)
         out.add(names.AGENT_TENANTS, len(tenants))

@@ -16,6 +16,7 @@ from typing import Any
 from cotenant.agent.ipc import wire
 from cotenant.agent.slices.groups import GroupTable, OffChannels
 from cotenant.agent.slices.keeper_link import KeeperLink
+from cotenant.agent.slices.lateness import Lateness
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant, work_kind
 from cotenant.core.errors import WorkError
@@ -53,6 +54,7 @@ class _Gpu:
     controls: ChannelControls
     meter: Meter | None
     timer: asyncio.TimerHandle | None = None
+    due_ns: int | None = None  # when the timer is due
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> the previous reading of the meter of its GPU time
     # name of a tenant -> GPU time that it used since it joined the GPU
     totals: dict[str, Usage] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class SliceEnforcer:
         self._keepers: dict[str, KeeperLink] = {}
         self._numbers: dict[Key, int] = {}
         self._last_number = 0
-        self._off = OffChannels()
+        self._off, self.lateness = OffChannels(), Lateness()
         # (tenant, client and handle of a channel group) -> how often its time slice differed from the value that was
         # set
         self._offences: Counter[tuple[str, int, int]] = Counter()
@@ -252,6 +254,7 @@ class SliceEnforcer:
     def _decide(self, uuid: str, event: Callable[..., list[SliceInstruction]], *arguments: Any) -> None:
         """Report an event to the policy for time slices, and carry out its instructions."""
         machine, now_ns = self._gpus[uuid], _now()
+        self.lateness.acted(uuid, machine.due_ns, now_ns)
         for step in event(*arguments, now_ns):
             self._carry_out(machine, self._held(step.tenant, uuid), step)
             if isinstance(step, SetSlice):
@@ -285,7 +288,7 @@ class SliceEnforcer:
         if machine.timer is not None:
             machine.timer.cancel()
         # times that have passed while the instructions were carried out count, too: nothing else switches turns then
-        wake_ns = machine.slices.wake_ns(decided_ns)
+        machine.due_ns = wake_ns = machine.slices.wake_ns(decided_ns)
         machine.timer = None
         if wake_ns is not None:
             machine.timer = loop.call_later(max(0, wake_ns - _now()) / 1e9, self._advance, uuid)
