@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from timed_llm import running
 
 from cotenant.core.errors import InputError
+from cotenant.loadgen import llm_profiling
 from cotenant.loadgen.llm_profiling import Cell, Profiling, limits, measure
 from cotenant.loadgen.target import parse_target
 from cotenant.profiles.llm import files
@@ -126,6 +128,50 @@ def test_cells_are_within_the_engine_s_limits() -> None:
     assert [c.prompt for c in cells if not c.decode] == [16, 64, 256, 512]
     assert {(c.prompt, c.batch) for c in cells if c.decode} == {(64, 1), (64, 2), (64, 4), (64, 8)}
     assert Cell(64, 8, True) in cells
+
+
+@pytest.mark.parametrize(("spread", "each_s"), [(0.0, 0.1), (0.2, 0.1), (0.2, 1.0)])
+def test_points_are_measured_until_they_are_known_within_a_bound_on_time(
+    monkeypatch: pytest.MonkeyPatch, spread: float, each_s: float
+) -> None:
+    """An engine whose prefills vary and take `each_s` to measure, and whose decodes do not vary."""
+    now_s, asked, rng = [0.0], set(), random.Random(3)
+
+    def once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
+        now_s[0] += each_s
+        assert number not in asked  # each has prompts of its own
+        asked.add(number)
+        if cell.decode:
+            return Step(sequences=cell.batch, context=cell.batch * cell.prompt), 0.005
+        return Step(tokens=cell.prompt, pairs=pairs_of(cell.prompt)), 0.04 * rng.lognormvariate(0, spread)
+
+    monkeypatch.setattr(llm_profiling, "_once", once)
+    monkeypatch.setattr(llm_profiling, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    work = Profiling(parse_target("h:1"), "m", 2560, 80_000, rounds=3)
+    found = measure(work)
+    times = {len(p.seconds) for p in found.points if p.step.sequences}
+    assert times == {3}
+    prefill = [p for p in found.points if p.step.tokens]
+    bound_s = min(len(work.cells()) * 3 * each_s, llm_profiling.AGAIN_S)
+    again_s = (len(asked) - len(work.cells()) * 4) * each_s
+    assert again_s <= bound_s + each_s + 1e-6
+    if spread == 0.0:
+        assert {len(p.seconds) for p in prefill} == {3}
+    else:
+        assert all(p.width <= llm_profiling.NARROW for p in prefill) or again_s >= bound_s - 1e-6
+        assert sum(len(p.seconds) for p in prefill) > 3 * len(prefill)
+
+
+def test_a_bad_fit_is_said_in_a_sentence() -> None:
+    good = points(0.0)
+    assert fit(good).warning() is None
+    strange = Point(Step(tokens=256, pairs=pairs_of(256)), (0.030, 0.030, 0.030))
+    bad = fit([p for p in good if p.step.tokens != 256] + [strange])
+    text = bad.warning()
+    assert text is not None
+    residual = max(bad.residuals, key=abs)
+    took, predicted = "a prefill of 256 tokens took 30.0 ms (95 % interval 0% wide)", 30 * (1 + residual)
+    assert text.startswith(f"the fit is bad: {took} and is predicted as {predicted:.1f} ms, ")
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ def llm(
     url: Annotated[str, typer.Argument(help="http://HOST:PORT of an engine with OpenAI's API.")],
     model: Annotated[str, typer.Option(help="Name of the model at the engine and in the profile.")],
     out: Annotated[str, typer.Option(help="Profile to write; an existing one gets a further model.")],
-    rounds: Annotated[int, typer.Option(min=2, max=100, help="Repetitions of each point that count.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=2, max=100, help="Least repetitions of each point that count.")
+    ] = 5,
     endpoint: Annotated[str, typer.Option(help="API to use: completions or chat.")] = "completions",
     kv_tokens: Annotated[
         int, typer.Option(min=1, help="Capacity of the engine's KV cache in tokens, as the engine reports it.")
@@ -63,6 +65,8 @@ def llm(
     profile = LlmProfile(model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu)
     measured = found.measured() | {"rounds": rounds, "seed": seed, "url": str(target)}
     add_row(out, profile, measured)
+    if warning := found.warning():
+        print(f"note: {warning}", file=sys.stderr)
     if as_json:
         print(json.dumps(row_of(profile, measured)))
         return
@@ -72,8 +76,11 @@ def llm(
         f"decode {t.decode_base * 1e3:.2f} ms + {t.per_sequence * 1e3:.3f} ms per request + "
         f"{t.per_context * 1e6:.4f} us per token of context"
     )
-    wide = max((row["ms_ci95"][1] - row["ms_ci95"][0]) / row["ms"] for row in measured["points"])
-    print(f"{len(found.points)} points, residuals up to {found.worst:.1%}, 95 % intervals up to {wide:.1%} wide")
+    wide = max(point.width for point in found.points)
+    most = max(len(point.seconds) for point in found.points)
+    times = f"measured {rounds} times" if most == rounds else f"measured {rounds} to {most:,} times"
+    most_off = f"residuals up to {found.worst:.1%}, 95 % intervals up to {wide:.1%} wide"
+    print(f"{len(found.points)} points {times}, {most_off}")
     print(f"wrote {model} to {out}")
 
 

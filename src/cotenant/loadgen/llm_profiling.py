@@ -4,6 +4,7 @@ derives step times from the times at which tokens arrive."""
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -21,6 +22,8 @@ from cotenant.workloads.llm.trace import make_trace
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 1024, 4096)
+NARROW = 0.1  # a 95 % interval of a median is narrow enough if it is at most this part of the median wide
+AGAIN_S = 15.0  # for at most so long are the other points measured again
 TOKENS = 32  # number of tokens of each answer in a measurement of decode, which times the intervals between them
 
 
@@ -63,19 +66,41 @@ class Profiling:
 
 def measure(work: Profiling, tell: Callable[[int, int], object] = lambda done, of: None) -> Fit:
     """Measure every cell (a combination of batch and prompt length) in every round, each time in a new random order. A
-    first round is not counted."""
+    first round is not counted. Then cells whose interval is wide are measured again, for AGAIN_S at most, and for no
+    longer than the counted rounds took.
+    """
     cells = work.cells()
     rng = random.Random(work.seed)
     seen: dict[Cell, list[tuple[Step, float]]] = {cell: [] for cell in cells}
     total, done = len(cells) * (work.rounds + 1), 0
+    began_s = time.monotonic()
     for number in range(work.rounds + 1):
+        if number == 1:
+            began_s = time.monotonic()
         for cell in rng.sample(cells, len(cells)):
             found = _once(work, cell, number * len(cells) + cells.index(cell))
             if number:
                 seen[cell].append(found)
             done += 1
             tell(done, total)
-    return fit([Point(rows[len(rows) // 2][0], tuple(s for _, s in rows)) for rows in seen.values()])
+    _again(work, seen, rng, total, time.monotonic() + min(AGAIN_S, time.monotonic() - began_s))
+    return fit([_point(rows) for rows in seen.values()])
+
+
+def _again(
+    work: Profiling, seen: dict[Cell, list[tuple[Step, float]]], rng: random.Random, number: int, until_s: float
+) -> None:
+    """Measure cells until their intervals are narrow, or until this time. `number`: of the next measurement."""
+    while wide := [cell for cell, rows in seen.items() if _point(rows).width > NARROW]:
+        for cell in rng.sample(wide, len(wide)):
+            if time.monotonic() >= until_s:
+                return
+            seen[cell].append(_once(work, cell, number))
+            number += 1
+
+
+def _point(rows: Sequence[tuple[Step, float]]) -> Point:
+    return Point(rows[len(rows) // 2][0], tuple(seconds for _, seconds in rows))
 
 
 def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:

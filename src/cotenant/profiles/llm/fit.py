@@ -13,12 +13,14 @@ from typing import Any
 
 from cotenant.core.errors import InputError
 from cotenant.core.extras import needs
+from cotenant.core.units import counted
 from cotenant.profiles.llm.profile import Step, StepTimes
 
 with needs("serve"):
     import numpy as np
 
 BOOTSTRAPS = 400
+BAD = 0.1  # a fit with a larger relative error at a point is bad
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,19 @@ class Point:
         found = sorted(median(rng.choices(self.seconds, k=count)) for _ in range(BOOTSTRAPS))
         return found[round(0.025 * (BOOTSTRAPS - 1))], found[round(0.975 * (BOOTSTRAPS - 1))]
 
+    @property
+    def width(self) -> float:
+        """Return the width of the interval, relative to the median."""
+        low, high = self.interval()
+        return (high - low) / self.median_s
+
+    def __str__(self) -> str:
+        """Return what the step computes, in words."""
+        if self.step.tokens:
+            return f"a prefill of {counted(self.step.tokens, 'token')}"
+        of = counted(self.step.sequences, "request")
+        return f"a decode step of {of} with {counted(self.step.context, 'token')} of context"
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -53,6 +68,15 @@ class Fit:
     def worst(self) -> float:
         """Return the largest relative error of the fit."""
         return max(map(abs, self.residuals))
+
+    def warning(self) -> str | None:
+        """Return a sentence about the worst point if the fit is bad; else None."""
+        if self.worst <= BAD:
+            return None
+        at, off = max(zip(self.points, self.residuals, strict=True), key=lambda row: abs(row[1]))
+        took_ms, is_ms = at.median_s * 1e3, at.median_s * (1 + off) * 1e3
+        took = f"{at} took {took_ms:.1f} ms (95 % interval {at.width:.0%} wide)"
+        return f"the fit is bad: {took} and is predicted as {is_ms:.1f} ms, so simulated times may be as wrong"
 
     def measured(self) -> dict[str, Any]:
         """Return the entry of a profile's file that describes the measured points."""
