@@ -138,11 +138,12 @@ class Card:
             time.sleep(0.1)
 
     def alone(self, name: str, what: str) -> float:
-        """A program's rate alone, in units per second."""
+        """A program's rate alone, in units per second: the better of two runs, because a host can hold one up."""
         if (name, what) not in self.rates:
             self.programs[name].ask("run 1.3", 30)  # after this time without work, the other tenants count as idle
-            block = self.programs[name].ask("run 1.2", 30)
-            self.rates[name, what] = block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9)
+            blocks = [self.programs[name].ask("run 1.2", 30) for _ in range(2)]
+            rates = [block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9) for block in blocks]
+            self.rates[name, what] = max(rates)
         return self.rates[name, what]
 
     def together(self, names: dict[str, str], seconds: float = ROW_S) -> dict[str, dict[str, Any]]:
