@@ -31,7 +31,7 @@ class Hardware:
 
     switch_ns: int = 220_000
     bias_ns: int = 0
-    longest_ns: int = 50_000_000
+    longest_ns: int = 100_000_000
     set_ns: int = 340_000
     stop_ns: int = 440_000  # time from the instruction to stop a channel group until none of its kernels runs any more
     go_ns: int = 350_000
