@@ -46,12 +46,14 @@ def closed(profile: LlmProfile, count: int, seconds: float, prompt: int, output:
     found: list[Request] = []
     due = [Request(0.0, number, next(draw), Answer(0.0)) for number, draw in enumerate(draws)]
     while True:
-        while due and due[0].sent_s <= now_s:
+        while due and due[0].sent_s + profile.request_s <= now_s:
             one = heapq.heappop(due)
             engine.add(len(found), prompt, one.output)
             found.append(one)
         step = engine.begin()
-        assert step is not None  # each client has a request
+        if step is None:
+            now_s = due[0].sent_s + profile.request_s
+            continue
         now_s += profile.times.seconds(step)
         if now_s > seconds:
             return found

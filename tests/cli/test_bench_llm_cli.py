@@ -39,7 +39,7 @@ def test_a_given_engine_is_compared_with_its_profile(engine: str, tmp_path: Path
     asked = ("profile", "llm", engine, "--model", "chat", "--rounds", 2, "--max-sequences", 4, "--out", profile)
     first, second, *_ = cotenant(*asked).err.splitlines()
     rounds = "one to warm up, which does not count, and 2 that count"
-    assert first == f"chat: 18 measurements, 6 in each of 3 rounds: {rounds}"
+    assert first == f"chat: 27 measurements, 9 in each of 3 rounds: {rounds}"
     assert re.fullmatch(r"chat: the warm-up round has ended, about [\d.]+ m?s left", second)
     row = json.loads(profile.read_text())["models"]["chat"]
     assert {point.get("sequences") for point in row["measured"]["points"]} == {None, 1, 2, 4}

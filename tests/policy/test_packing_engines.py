@@ -62,7 +62,8 @@ def wrong(plan: ServingPlan, engines: list[Engine], gpu: str) -> list[str]:
                 out.append(f"{let}: {steps} ms in {let.duty_ms} of {e.tpot_ms}")
             chunks = math.ceil(p / e.profile.step_tokens)
             alone = chunks * x.prefill_base / bandwidth + (p * x.per_token + p * (p + 1) / 2 * x.per_pair) / sms
-            if (1 + chunks) * let.duty_ms + 1e3 * alone > e.ttft_ms * (1 + 1e-6):
+            outside = e.profile.request_s
+            if (1 + chunks) * let.duty_ms + 1e3 * (outside + alone) > e.ttft_ms * (1 + 1e-6):
                 out.append(f"{let}: first token of {e.name} after {e.ttft_ms} ms")
             if seat.batch * (e.traffic.prompt + e.traffic.decodes) > e.profile.kv_tokens:
                 out.append(f"{let}: cache of {e.name}")

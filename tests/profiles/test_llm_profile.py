@@ -6,13 +6,15 @@ import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from timed_llm import running
 
 from cotenant.core.errors import InputError
 from cotenant.loadgen import llm_profiling
-from cotenant.loadgen.llm_profiling import Cell, Profiling, limits, measure
+from cotenant.loadgen.llm_profiling import Cell, Profiling, _delayed, limits, measure
 from cotenant.loadgen.target import parse_target
 from cotenant.profiles.llm import files
 from cotenant.profiles.llm.files import add_row, find_profile, read_profiles
@@ -125,7 +127,8 @@ def test_a_size_is_an_estimate_from_a_card_s_peaks() -> None:
 
 def test_cells_are_within_the_engine_s_limits() -> None:
     cells = Profiling(parse_target("h:1"), "m", most_tokens=600, kv_tokens=1000).cells()
-    assert [c.prompt for c in cells if not c.decode] == [16, 64, 256, 512]
+    assert [c.prompt for c in cells if not c.decode and not c.beside] == [16, 64, 256, 512]
+    assert [c.prompt for c in cells if c.beside] == [16, 64, 256, 512]
     assert {(c.prompt, c.batch) for c in cells if c.decode} == {(64, 1), (64, 2), (64, 4), (64, 8)}
     assert Cell(64, 8, True) in cells
 
@@ -135,23 +138,26 @@ def test_points_are_measured_until_they_are_known_within_a_bound_on_time(
     monkeypatch: pytest.MonkeyPatch, spread: float, each_s: float
 ) -> None:
     """An engine whose prefills vary and take `each_s` to measure, and whose decodes do not vary."""
-    now_s, asked, rng = [0.0], set(), random.Random(3)
+    now_s, rng = [0.0], random.Random(3)
+    asked: list[Cell] = []
 
-    def once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
+    def once(run: Any, cell: Cell) -> tuple[Step, float]:
         now_s[0] += each_s
-        assert number not in asked  # each has prompts of its own
-        asked.add(number)
+        asked.append(cell)
+        run.number += 1
         if cell.decode:
             return Step(sequences=cell.batch, context=cell.batch * cell.prompt), 0.005
+        if cell.beside:
+            return Step(cell.prompt, pairs_of(cell.prompt), 1, 20), 0.03
         return Step(tokens=cell.prompt, pairs=pairs_of(cell.prompt)), 0.04 * rng.lognormvariate(0, spread)
 
-    monkeypatch.setattr(llm_profiling, "_once", once)
+    monkeypatch.setattr(llm_profiling._Run, "once", once)
     monkeypatch.setattr(llm_profiling, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     work = Profiling(parse_target("h:1"), "m", 2560, 80_000, rounds=3)
     found = measure(work)
-    times = {len(p.seconds) for p in found.points if p.step.sequences}
-    assert times == {3}
-    prefill = [p for p in found.points if p.step.tokens]
+    assert not any(cell.beside for cell in asked[: len(work.cells()) - 6])  # they come last in the first round
+    assert {len(p.seconds) for p in found.points if p.step.sequences} == {3}
+    prefill = [p for p in found.points if not p.step.sequences]
     bound_s = min(len(work.cells()) * 3 * each_s, llm_profiling.AGAIN_S)
     again_s = (len(asked) - len(work.cells()) * 4) * each_s
     assert again_s <= bound_s + each_s + 1e-6
@@ -160,6 +166,34 @@ def test_points_are_measured_until_they_are_known_within_a_bound_on_time(
     else:
         assert all(p.width <= llm_profiling.NARROW for p in prefill) or again_s >= bound_s - 1e-6
         assert sum(len(p.seconds) for p in prefill) > 3 * len(prefill)
+
+
+def test_what_a_request_spends_outside_of_steps_is_no_part_of_a_step() -> None:
+    times = StepTimes(0.010, 20e-6, 1e-9, 0.006, 50e-6, 40e-9)
+    lengths = (16, 64, 256, 1024, 4096)
+    singles = [Point(Step(n, pairs_of(n)), (0.020 + prefill_s(times, n),)) for n in lengths]
+    besides = [Point(step, (times.seconds(step),)) for n in lengths if (step := Step(n, pairs_of(n), 1, 40))]
+    decodes = [p for p in points(0.0) if not p.step.tokens]
+    found = fit([*singles, *decodes, *besides])
+    assert found.times.prefill_base == pytest.approx(0.010)
+    assert found.times.per_token == pytest.approx(20e-6)
+    assert found.request_s == pytest.approx(0.020)
+    assert found.worst < 1e-6
+    without = fit([*singles, *decodes])
+    assert (without.times.prefill_base, without.request_s) == (pytest.approx(0.030), 0.0)
+
+
+@pytest.mark.parametrize("order", [-1e-4, 1e-4])
+@pytest.mark.parametrize("steps", [(0.040,), (0.030, 0.025)])  # the prompt in one step, or in two chunks
+def test_a_prompt_delays_the_tokens_of_a_request_that_decodes(steps: tuple[float, ...], order: float) -> None:
+    gaps = [0.004] * 6 + list(steps) + [0.004] * 5
+    stamps = np.cumsum(gaps)
+    answered = stamps[5 + len(steps)]
+    # sent in a decode step and answered a moment before or after the other request's token
+    delay = _delayed(stamps, stamps[5] - 0.001, answered + order)
+    assert delay == pytest.approx(sum(steps) - 0.004 * (len(steps) - 1))
+    assert _delayed(stamps, stamps[0] - 0.001, answered) is None  # no token before
+    assert _delayed(stamps[: 6 + len(steps) - 1], stamps[5] - 0.001, answered) is None  # none after
 
 
 def test_a_bad_fit_is_said_in_a_sentence() -> None:
@@ -184,4 +218,6 @@ def test_a_running_engine_is_measured_through_its_api() -> None:
         found = measure(Profiling(target, "m", 600, 400, rounds=2))
     assert decode_s(found.times, 2, 100) == pytest.approx(decode_s(times, 2, 100), rel=0.8)
     assert prefill_s(found.times, 512) >= 0.9 * prefill_s(times, 512)
-    assert len(found.points) == 7
+    # beside each of the three shorter prompts there is space for a request that decodes
+    assert len(found.points) == 7 + 3
+    assert 0 <= found.request_s < 0.1

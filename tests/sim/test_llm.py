@@ -111,14 +111,14 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=120, deadline=None)
-@given(REQUESTS, st.integers(75, 200), st.integers(1, 90), st.integers(1, 6))
+@given(REQUESTS, st.integers(75, 200), st.integers(1, 90), st.integers(1, 6), st.sampled_from((0.0, 0.0031)))
 def test_every_token_comes_when_a_plain_simulator_says(
-    requests: list[tuple[float, int, int]], kv: int, step: int, sequences: int
+    requests: list[tuple[float, int, int]], kv: int, step: int, sequences: int, outside_s: float
 ) -> None:
     times = StepTimes(0.007, 0.0011, 0.00001, 0.013, 0.0007, 0.00003)
-    profile = LlmProfile("a", times, kv, step, sequences, 5000)
+    profile = LlmProfile("a", times, kv, step, sequences, 5000, request_s=outside_s)
     requests = sorted((at, p, o) for at, p, o in requests)
-    plain = one_model(profile, requests)
+    plain = one_model(profile, [(at + outside_s, p, o) for at, p, o in requests])
     sim = SimModel(ModelFacts("a", GIB), profile, Target("a"))
     made = trace(("a",), [(at, 0, p, o) for at, p, o in requests])
     found = simulate(made.fitting(longest([sim])), LlmSetup((sim,), (80 * GIB,)))

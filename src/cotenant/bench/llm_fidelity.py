@@ -74,7 +74,7 @@ def own_engine(
             target, profile.name, profile.max_context, profile.kv_tokens, rounds, endpoint, seed, profile.max_sequences
         )
         fit = measure(work)
-        yield Engine(url, replace(profile, times=fit.times), fit.worst, endpoint, timed=True)
+        yield Engine(url, replace(profile, times=fit.times, request_s=fit.request_s), fit.worst, endpoint, timed=True)
 
 
 def given_engine(url: str, model: str, spec: str, endpoint: str) -> Engine:
@@ -140,7 +140,7 @@ def compare(
             "live": {k: real[k] for k in (*KEYS, "lateness_ms")}, "live_over_simulated": ratios,
         })  # fmt: skip
     worst = max(abs(r - 1) for row in rows for ratio in row["live_over_simulated"].values() for r in ratio.values())
-    measured = {k: v * 1e3 for k, v in vars(profile.times).items()}
+    measured = {k: v * 1e3 for k, v in vars(profile.times).items()} | {"request": profile.request_s * 1e3}
     return {"gpu": profile.gpu, "url": None if engine.timed else engine.url, "seed": seed, "profile_ms": measured,
             "worst_residual": engine.residual, "rows": rows, "worst_deviation": worst}  # fmt: skip
 

@@ -62,7 +62,9 @@ def llm(
     print(f"{model}: {each}: one to warm up, which does not count, and {rounds} that count", file=sys.stderr)
     with jobs_progress(f"profiling {model}", count * (rounds + 1)) as tick:
         found = measure(work, _with_estimate(tick, model, count))
-    profile = LlmProfile(model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu)
+    profile = LlmProfile(
+        model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu, request_s=found.request_s
+    )  # fmt: skip
     measured = found.measured() | {"rounds": rounds, "seed": seed, "url": str(target)}
     add_row(out, profile, measured)
     if warning := found.warning():
@@ -71,6 +73,7 @@ def llm(
         print(json.dumps(row_of(profile, measured)))
         return
     t = found.times
+    print(f"{found.request_s * 1e3:.2f} ms of a request outside of steps (HTTP, tokenizing)")
     print(f"prefill {t.prefill_base * 1e3:.2f} ms + {t.per_token * 1e3:.4f} ms per token")
     print(
         f"decode {t.decode_base * 1e3:.2f} ms + {t.per_sequence * 1e3:.3f} ms per request + "

@@ -3,6 +3,7 @@ derives step times from the times at which tokens arrive."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from cotenant.core.errors import WorkError
 from cotenant.core.metrics.tokens import Target as Promise
-from cotenant.loadgen.openai import OpenAiTest, OpenAiTransport, check_models, run_openai
+from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, OpenAiTransport, check_models, run_openai
 from cotenant.loadgen.target import Target
 from cotenant.profiles.llm.fit import Fit, Point, fit
 from cotenant.profiles.llm.profile import Step, pairs_of
@@ -24,18 +25,25 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 1024, 4096)
 NARROW = 0.1  # a 95 % interval of a median is narrow enough if it is at most this part of the median wide
 AGAIN_S = 15.0  # for at most so long are the other points measured again
+LEAD = 4  # intervals between tokens before a prompt is sent beside the request that decodes, and after it
 TOKENS = 32  # number of tokens of each answer in a measurement of decode, which times the intervals between them
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Requests that are sent to an engine at once: `batch` prompts of `prompt` tokens. The time to the first token of a
-    single request measures prefill; the intervals between tokens measure decode.
+    """Requests that are sent to an engine at once: `batch` prompts of `prompt` tokens. The intervals between tokens
+    measure decode. The time to the first token of a single request measures prefill and what the request spends outside
+    of steps. If it is sent `beside` a request that decodes, the delay of that request's tokens measures prefill alone.
     """
 
     prompt: int
     batch: int
     decode: bool
+    beside: bool = False
+
+
+SHORT = Cell(PROMPTS[0], 1, False)
+LONE = Cell(CONTEXTS[0], 1, True)
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,8 @@ class Profiling:
             for prompt in CONTEXTS:
                 if prompt + TOKENS <= self.most_tokens and batch * (prompt + TOKENS) <= self.kv_tokens:
                     found.append(Cell(prompt, batch, True))
+        if LONE in found and self.max_sequences > 1:
+            found += [Cell(cell.prompt, 1, False, beside=True) for cell in found if not cell.decode]
         return found
 
 
@@ -71,60 +81,113 @@ def measure(work: Profiling, tell: Callable[[int, int], object] = lambda done, o
     """
     cells = work.cells()
     rng = random.Random(work.seed)
+    run = _Run(work)
     seen: dict[Cell, list[tuple[Step, float]]] = {cell: [] for cell in cells}
-    total, done = len(cells) * (work.rounds + 1), 0
+    total = len(cells) * (work.rounds + 1)
     began_s = time.monotonic()
     for number in range(work.rounds + 1):
+        order = rng.sample(cells, len(cells))
+        if not number:
+            order.sort(key=lambda cell: cell.beside)  # the duration of such a measurement follows from the others
         if number == 1:
             began_s = time.monotonic()
-        for cell in rng.sample(cells, len(cells)):
-            found = _once(work, cell, number * len(cells) + cells.index(cell))
-            if number:
+        for cell in order:
+            found = run.once(cell)
+            if number and found is not None:
                 seen[cell].append(found)
-            done += 1
-            tell(done, total)
-    _again(work, seen, rng, total, time.monotonic() + min(AGAIN_S, time.monotonic() - began_s))
-    return fit([_point(rows) for rows in seen.values()])
+            tell(run.number, total)
+    _again(run, seen, rng, time.monotonic() + min(AGAIN_S, time.monotonic() - began_s))
+    return fit([_point(rows) for rows in seen.values() if rows])
 
 
-def _again(
-    work: Profiling, seen: dict[Cell, list[tuple[Step, float]]], rng: random.Random, number: int, until_s: float
-) -> None:
-    """Measure cells until their intervals are narrow, or until this time. `number`: of the next measurement."""
-    while wide := [cell for cell, rows in seen.items() if _point(rows).width > NARROW]:
+def _again(run: _Run, seen: dict[Cell, list[tuple[Step, float]]], rng: random.Random, until_s: float) -> None:
+    """Measure cells until their intervals are narrow, or until this time."""
+    while wide := [cell for cell, rows in seen.items() if rows and _point(rows).width > NARROW]:
         for cell in rng.sample(wide, len(wide)):
             if time.monotonic() >= until_s:
                 return
-            seen[cell].append(_once(work, cell, number))
-            number += 1
+            if found := run.once(cell):
+                seen[cell].append(found)
 
 
 def _point(rows: Sequence[tuple[Step, float]]) -> Point:
     return Point(rows[len(rows) // 2][0], tuple(seconds for _, seconds in rows))
 
 
-def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
-    output = TOKENS if cell.decode else 1
-    trace = make_trace("profile", [0.0] * cell.batch, None, [cell.prompt] * cell.batch, [output] * cell.batch,
-                       (work.model,))  # fmt: skip
-    # different for every cell of the measurement, so that no two cells have the same prompts
-    seed = work.seed * 1_000_003 + number
-    test = OpenAiTest(
-        work.target, trace, (Promise(work.model),), work.endpoint, {"ignore_eos": True}, seed=seed,
-        connections=max(BATCHES),
-    )  # fmt: skip
-    transport = OpenAiTransport(test, stamps=True)
-    result = run_openai(test, transport=transport)
-    if result.reasons:
-        raise WorkError(f"the engine did not answer: {next(iter(result.reasons))}")
-    times = result.times
-    prompt = int(times.prompt[0]) or cell.prompt
-    if not cell.decode:
-        return Step(tokens=prompt, pairs=pairs_of(prompt)), float(times.first_s[0] - result.sent_s[0])
-    begin, end = float(times.first_s.max()), float(times.last_s.min())
-    gap_s = _gap([np.array(x) for x in (transport.stamps or {}).values()], begin, end)
-    context = prompt + TOKENS // 2
-    return Step(sequences=cell.batch, context=cell.batch * context), gap_s
+class _Run:
+    """Sends the requests of measurements, one after the other. `number`: how many were made."""
+
+    def __init__(self, work: Profiling) -> None:
+        self._work = work
+        self.number = 0
+        self._last_s: dict[Cell, float] = {}  # the last measurement of each cell
+
+    def once(self, cell: Cell) -> tuple[Step, float] | None:
+        """Measure a cell. Returns the step and its seconds; None if the request that decodes ended too early."""
+        found = self._beside(cell.prompt) if cell.beside else self._together(cell)
+        self.number += 1
+        if found is not None:
+            self._last_s[cell] = found[1]
+        return found
+
+    def _together(self, cell: Cell) -> tuple[Step, float]:
+        output = TOKENS if cell.decode else 1
+        result, transport = self._send([0.0] * cell.batch, [cell.prompt] * cell.batch, [output] * cell.batch)
+        times = result.times
+        prompt = int(times.prompt[0]) or cell.prompt
+        if not cell.decode:
+            return Step(tokens=prompt, pairs=pairs_of(prompt)), float(times.first_s[0] - result.sent_s[0])
+        begin, end = float(times.first_s.max()), float(times.last_s.min())
+        gap_s = _gap([np.array(x) for x in (transport.stamps or {}).values()], begin, end)
+        context = prompt + TOKENS // 2
+        return Step(sequences=cell.batch, context=cell.batch * context), gap_s
+
+    def _beside(self, prompt: int) -> tuple[Step, float] | None:
+        """Send a prompt while one request decodes, and measure the delay of that request's tokens."""
+        work, gap_s = self._work, self._last_s[LONE]
+        at_s = 2 * self._last_s[SHORT] + LEAD * gap_s
+        output = math.ceil((at_s + 2 * self._last_s[Cell(prompt, 1, False)]) / gap_s) + LEAD
+        most = min(work.most_tokens, work.kv_tokens - prompt - 1) - SHORT.prompt
+        if output > most:
+            return None
+        result, transport = self._send([0.0, at_s], [SHORT.prompt, prompt], [output, 1])
+        stamps = np.array((transport.stamps or {})[0])
+        seconds = _delayed(stamps, float(result.sent_s[1]), float(result.times.first_s[1]))
+        if seconds is None:
+            return None
+        tokens = int(result.times.prompt[1]) or prompt
+        context = (int(result.times.prompt[0]) or SHORT.prompt) + int((stamps < result.sent_s[1]).sum())
+        return Step(tokens, pairs_of(tokens), 1, context), seconds
+
+    def _send(
+        self, times_s: list[float], prompts: list[int], outputs: list[int]
+    ) -> tuple[OpenAiResult, OpenAiTransport]:
+        work = self._work
+        trace = make_trace("profile", times_s, None, prompts, outputs, (work.model,))
+        # different for every measurement, so that no two have the same prompts
+        test = OpenAiTest(
+            work.target, trace, (Promise(work.model),), work.endpoint, {"ignore_eos": True},
+            seed=work.seed * 1_000_003 + self.number, connections=max(BATCHES),
+        )  # fmt: skip
+        transport = OpenAiTransport(test, stamps=True)
+        result = run_openai(test, transport=transport)
+        if result.reasons:
+            raise WorkError(f"the engine did not answer: {next(iter(result.reasons))}")
+        return result, transport
+
+
+def _delayed(stamps: np.ndarray, sent_s: float, first_s: float) -> float | None:
+    """Return the length of the step that computed a prompt, sent at `sent_s` and answered at `first_s`, from the times
+    of the tokens of a request that decoded meanwhile: the time from its last token before `sent_s` to its first one
+    after the answer, without the other tokens' intervals. None if it has too few tokens before and after.
+    """
+    gap_s = float(np.median(np.diff(stamps))) if len(stamps) > 1 else 0.0
+    begin = int(np.searchsorted(stamps, sent_s)) - 1
+    # both tokens of the step arrive at about the same time, in any order
+    end = int(np.searchsorted(stamps, first_s - gap_s / 2))
+    if begin < 1 or end >= len(stamps):
+        return None
+    return float(stamps[end] - stamps[begin]) - (end - begin - 1) * gap_s
 
 
 def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:

@@ -78,6 +78,7 @@ class App:
             await self._embed(parse_body(await _body(receive)), receive, send)
         else:
             request = parse_request(path, parse_body(await _body(receive)), self._profile)
+            await asyncio.sleep(self._profile.request_s)
             await self._generate(request, receive, send)
 
     async def _generate(self, request: Request, receive: Receive, send: Send) -> None:

@@ -3,11 +3,11 @@
 {"format": "cotenant-llm-profile-1", "models": {"chat-8b": {
     "prefill_ms": {"base": 6, "per_token": 0.03, "per_pair": 0},
     "decode_ms": {"base": 6, "per_sequence": 0.02, "per_context": 5e-5},
-    "kv_tokens": 200000, "step_tokens": 8192, "max_sequences": 256, "max_context": 32768,
+    "request_ms": 3, "kv_tokens": 200000, "step_tokens": 8192, "max_sequences": 256, "max_context": 32768,
     "weights": "16GiB", "gpu": "H100", "measured": {...}}}}
 
 `prefill_ms` and `decode_ms` are the coefficients of the formula of step times in profile.py; `LlmProfile` there says
-what `kv_tokens` to `max_context` mean.
+what the other fields mean (`request_ms`: `request_s` in ms, 0 by default).
 
 A profile that comes with the package is a file llm-NAME.json in `cotenant/profiles/data`, and is found by NAME.
 """
@@ -45,6 +45,7 @@ class _Decode(Strict):
 class _Row(Strict):
     prefill_ms: _Prefill
     decode_ms: _Decode
+    request_ms: float = Field(0.0, ge=0, lt=1e9)
     kv_tokens: int = Field(200_000, ge=1)
     step_tokens: int = Field(8192, ge=1)
     max_sequences: int = Field(256, ge=1)
@@ -86,8 +87,9 @@ def _profile(name: str, row: _Row) -> LlmProfile:
     p, d = row.prefill_ms, row.decode_ms
     times = StepTimes(*(x / 1000 for x in (p.base, p.per_token, p.per_pair, d.base, d.per_sequence, d.per_context)))
     return LlmProfile(
-        name, times, row.kv_tokens, row.step_tokens, row.max_sequences, row.max_context, row.weights, row.gpu
-    )
+        name, times, row.kv_tokens, row.step_tokens, row.max_sequences, row.max_context, row.weights, row.gpu,
+        row.request_ms / 1000,
+    )  # fmt: skip
 
 
 def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -97,8 +99,8 @@ def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[
         "prefill_ms": {"base": t.prefill_base * 1e3, "per_token": t.per_token * 1e3, "per_pair": t.per_pair * 1e3},
         "decode_ms": {"base": t.decode_base * 1e3, "per_sequence": t.per_sequence * 1e3,
                       "per_context": t.per_context * 1e3},
-        "kv_tokens": profile.kv_tokens, "step_tokens": profile.step_tokens, "max_sequences": profile.max_sequences,
-        "max_context": profile.max_context, "gpu": profile.gpu,
+        "request_ms": profile.request_s * 1e3, "kv_tokens": profile.kv_tokens, "step_tokens": profile.step_tokens,
+        "max_sequences": profile.max_sequences, "max_context": profile.max_context, "gpu": profile.gpu,
     }  # fmt: skip
     if profile.weights_bytes:
         row["weights"] = f"{profile.weights_bytes / 2**20:.0f}MiB"

@@ -1,5 +1,8 @@
 """Fits the coefficients of a model's step times to measured points: least squares of relative errors, no coefficient
 below 0.
+
+A point whose step has prompt tokens alone is the time to the first token of a single request, so it contains what the
+request spends outside of steps. A point whose step also decodes is the length of that step alone.
 """
 
 from __future__ import annotations
@@ -51,16 +54,18 @@ class Point:
     def __str__(self) -> str:
         """Return what the step computes, in words."""
         if self.step.tokens:
-            return f"a prefill of {counted(self.step.tokens, 'token')}"
+            return f"a prefill of {counted(self.step.tokens, 'token')}" + " beside a decode" * bool(self.step.sequences)
         of = counted(self.step.sequences, "request")
         return f"a decode step of {of} with {counted(self.step.context, 'token')} of context"
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Result of a fit of step times: the coefficients, and predicted / measured - 1 for each point."""
+    """Result of a fit of step times: the coefficients, the seconds that a request spends outside of steps, and
+    predicted / measured - 1 for each point."""
 
     times: StepTimes
+    request_s: float
     points: tuple[Point, ...]
     residuals: tuple[float, ...]
 
@@ -91,15 +96,24 @@ class Fit:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """Fit the step times of prefill and of decode separately. InputError if one of them has fewer than three points."""
-    prefill = [p for p in points if p.step.tokens]
-    decode = [p for p in points if p.step.sequences]
-    if min(len(prefill), len(decode)) < 3:
+    """Fit the step times of prefill and of decode separately. Those of prefill are fitted to the steps that decode,
+    too, if there are three of them at least. InputError if the others have fewer than three points of either kind.
+    """
+    single = [p for p in points if not p.step.sequences]
+    decode = [p for p in points if not p.step.tokens]
+    beside = [p for p in points if p.step.tokens and p.step.sequences]
+    if min(len(single), len(decode)) < 3:
         raise InputError("a profile needs 3 points of prefill and 3 of decode at least")
-    first = _nonnegative([(1.0, p.step.tokens, p.step.pairs) for p in prefill], [p.median_s for p in prefill])
     second = _nonnegative([(1.0, p.step.sequences, p.step.context) for p in decode], [p.median_s for p in decode])
+    prefill = beside if len(beside) >= 3 else single
+    # what a prefill adds to the requests that decode in the same step
+    values = [p.median_s - second[1] * p.step.sequences - second[2] * p.step.context for p in prefill]
+    first = _nonnegative([(1.0, p.step.tokens, p.step.pairs) for p in prefill], [max(x, 1e-9) for x in values])
     times = StepTimes(*first, *second)
-    return Fit(times, tuple(points), tuple(times.seconds(p.step) / p.median_s - 1 for p in points))
+    outside = [p.median_s - times.seconds(p.step) for p in single]
+    request_s = max(0.0, median(outside)) if prefill is beside else 0.0
+    found = [times.seconds(p.step) + request_s * (not p.step.sequences) for p in points]
+    return Fit(times, request_s, tuple(points), tuple(x / p.median_s - 1 for x, p in zip(found, points, strict=True)))
 
 
 def _nonnegative(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> list[float]:

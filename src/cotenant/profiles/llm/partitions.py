@@ -95,7 +95,7 @@ class Engine:
         prompt = self.traffic.longest
         chunks = math.ceil(prompt / self.profile.step_tokens)
         alone = chunks * times.prefill_base + times.per_token * prompt + times.per_pair * pairs_of(prompt)
-        return min(self.tpot_ms, (self.ttft_ms - 1e3 * alone) / (1 + chunks))
+        return min(self.tpot_ms, (self.ttft_ms - 1e3 * (self.profile.request_s + alone)) / (1 + chunks))
 
 
 def divided(gpu: str, memory_bytes: int | None = None) -> ServingProfile:

@@ -72,7 +72,8 @@ class StepTimes:
 class LlmProfile:
     """The profile of a language model on one GPU. `kv_tokens`: capacity of the cache, in tokens of all running
     requests; `step_tokens`: maximum tokens of a step; `max_sequences`: maximum requests in a step; `max_context`:
-    maximum tokens of one request, prompt and answer together.
+    maximum tokens of one request, prompt and answer together; `request_s`: seconds that a request spends outside of
+    steps before its first token, as for HTTP and tokenizing, while steps of other requests run.
     """
 
     name: str
@@ -83,6 +84,7 @@ class LlmProfile:
     max_context: int = 32_768
     weights_bytes: int = 0
     gpu: str = ""
+    request_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("kv_tokens", "step_tokens", "max_sequences", "max_context"):
@@ -91,6 +93,8 @@ class LlmProfile:
         for field, value in vars(self.times).items():
             if not 0 <= value < 1e6:
                 raise InputError(f"{value} s is not a time of at least 0", field=field)
+        if not 0 <= self.request_s < 1e6:
+            raise InputError(f"{self.request_s} s is not a time of at least 0", field="request_s")
 
     def scaled(self, factor: float) -> LlmProfile:
         """Return the model's profile for a GPU whose steps take `factor` times as long."""

@@ -140,7 +140,7 @@ class _Run:
         self._ready: set[int] = set()  # models whose next step (iteration of a batch) may begin
         self.now_s = 0.0
 
-    STEP, MOVED, WAKE = 0, 1, 2
+    STEP, MOVED, WAKE, ENTER = 0, 1, 2, 3
 
     def _push(self, at_s: float, kind: int, a: int = 0, b: int = 0) -> None:
         self._order += 1
@@ -178,6 +178,8 @@ class _Run:
                 self._step_over(a)
         elif kind == self.MOVED:
             self._moved(self.models[a], b / 1e9)
+        elif kind == self.ENTER:
+            self._enter(self.models[a], b)
         elif self.now_s >= self._wake_s:
             self._wake_s = math.inf
             self._decide()
@@ -247,11 +249,18 @@ class _Run:
         while model.queue and row.open < model.config.max_concurrency and self.policy.admits(model.name):
             request = model.queue.popleft()
             self.policy.began(model.name, self.now_s)
-            cached = int(self.trace.cached[request]) if self.setup.prefix_cache else 0
-            model.batcher.add(request, int(self.trace.prompt[request]), int(self.trace.output[request]), cached)
+            if outside_s := model.config.profile.request_s:
+                self._push(self.now_s + outside_s, self.ENTER, model.index, request)
+            else:
+                self._enter(model, request)
         if not model.queue:
             self._waiting.discard(model.index)
-        if not model.busy and len(model.batcher):
+
+    def _enter(self, model: _Model, request: int) -> None:
+        """Give a request to the model's batches."""
+        cached = int(self.trace.cached[request]) if self.setup.prefix_cache else 0
+        model.batcher.add(request, int(self.trace.prompt[request]), int(self.trace.output[request]), cached)
+        if not model.busy:
             self._ready.add(model.index)
 
     def _step(self, model: _Model) -> None:
