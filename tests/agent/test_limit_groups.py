@@ -15,6 +15,7 @@ from waiting import wait_for
 
 from cotenant.agent.memory_limits.enforcer import card_of
 from cotenant.agent.memory_limits.groups import NoGroupError, new_group, own_group, place_group
+from cotenant.agent.memory_limits.watch import Watch
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.tenant import ControlGroup
@@ -248,6 +249,19 @@ def test_limit_of_a_containers_group_stays_while_a_process_there_uses_the_gpu(wo
     assert world.limit(service) == "max"
 
 
+def test_processes_that_are_listed_in_the_group_are_not_looked_up_one_by_one(world, process, monkeypatch):
+    tenant = world.tenant()
+    world.limits.begin(tenant, process)
+    tenant.sessions.append(SimpleNamespace(peer=SimpleNamespace(pid=process)))
+    looked_up: list[int] = []
+    monkeypatch.setattr(Watch, "_check_place", lambda self, tenant, process: looked_up.append(process.pid))
+    world.limits.look()
+    assert looked_up == []
+    world.groups.enter(world.group("elsewhere"), process)
+    world.limits.look()
+    assert looked_up == [process]
+
+
 def test_process_that_joins_from_another_group_is_named(world, process):
     service = world.group("system.slice", "train.service")
     world.groups.enter(service, process)
@@ -304,6 +318,8 @@ def test_the_kernels_own_groups_are_made_entered_watched_and_removed(tmp_path, m
         world.limits.begin(tenant, shell.pid)
         assert tenant.held is not None, world.warnings
         group = tenant.held.path
+        world.limits.expect(shell.pid)
+        assert groups.of(shell.pid) == group
         assert group.parent == (home if home == groups.root else home.parent)
         assert card.limits == {group: GIB}
         shell.stdin.write("go\n")

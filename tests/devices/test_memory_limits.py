@@ -117,6 +117,8 @@ def test_the_kernels_groups_take_processes_and_their_children(kernel):
     with subprocess.Popen(["sh", "-c", "read line; sleep 60 & echo $!; wait"], stdin=-1, stdout=-1, text=True) as shell:
         groups.enter(leaf, shell.pid)
         assert groups.of(shell.pid) == leaf
+        groups.quicken(shell.pid)
+        assert groups.of(shell.pid) == leaf
         shell.stdin.write("go\n")
         shell.stdin.flush()
         child = int(shell.stdout.readline())

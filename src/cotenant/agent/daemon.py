@@ -52,7 +52,7 @@ from cotenant.agent.memory.space import SpaceMaker
 from cotenant.agent.memory.whole import WholeProcesses
 from cotenant.agent.memory_limits.enforcer import MemoryLimits
 from cotenant.agent.owners.owners import Owners
-from cotenant.agent.owners.slurm_ended import EndedJobs, job_file, running_jobs, why_held
+from cotenant.agent.owners.slurm_ended import EndedJobs, job_file, why_held
 from cotenant.agent.shims.requests import Requests
 from cotenant.agent.shims.server import ShimServer
 from cotenant.agent.slices.enforcer import SliceEnforcer
@@ -372,10 +372,10 @@ class Agent:
         for tenant in self.registry.on_gpu(uuid):
             tenant.warn(text)
 
-    def _release(self, tenant: Tenant) -> str:
+    async def _release(self, tenant: Tenant) -> str:
         """Release a tenant if its pod or job has ended; otherwise return why the tenant stays."""
-        why = why_held(tenant, lambda: running_jobs(self.options.locate))
-        if not why:
+        why = await why_held(tenant, self.options.locate)
+        if not why and tenant.owner is not None:  # it may have been released meanwhile
             self._drop(tenant)
         return why
 
@@ -397,4 +397,4 @@ class Agent:
                 if late and tenant.root is not None:
                     tenant.timeout_s = None
                     LOG.warning(f"tenant {tenant.name} exceeded its timeout and its launcher has ended: stopping it")
-                    kill(tenant, 10.0)
+                    await kill(tenant, 10.0)

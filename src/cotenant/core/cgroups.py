@@ -77,6 +77,13 @@ class Cgroups:
         """Move a process into a control group; its existing children stay in their groups."""
         (group / "cgroup.procs").write_text(str(pid))
 
+    def quicken(self, pid: int) -> None:
+        """Make the next `enter` take microseconds, if it follows within 10 ms. The kernel lets a move of a process wait
+        for a grace period of RCU (5 to 16 ms), unless another move has just waited. So this function moves the process
+        into the group in which it is.
+        """
+        self.enter(self.of(pid), pid)
+
     def remove(self, group: Path) -> None:
         """Remove an empty control group. Raises OSError (EBUSY) if the group has processes."""
         group.rmdir()

@@ -123,6 +123,9 @@ class FolderCgroups(Cgroups):
                     rest = [*(number for number in listed if number != pid), *([pid] if other == group else [])]
                     _replace(other / "cgroup.procs", "".join(f"{number}\n" for number in rest))
 
+    def quicken(self, pid: int) -> None:
+        """See Cgroups. A move takes no time here, and would list a process that its parent's entry stands for."""
+
     def remove(self, group: Path) -> None:
         """Remove a control group; what it was charged stays in the sums of the groups above. Raises OSError (EBUSY) if
         it has processes or groups.

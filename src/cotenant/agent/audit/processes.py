@@ -43,6 +43,10 @@ NOT_VOUCHED = "it was killed, because no running agent of root or of this agent'
 RESTART_S = 10.0  # an agent that is away for longer has ended: `cotenant run` waits as long for it
 
 
+# the processes on each GPU that were not connected, and those of the previous agent's processes that may return
+_Read = tuple[set[tuple[str, ProcessKey]], frozenset[ProcessKey]]
+
+
 class Unseen(NamedTuple):
     """A process that uses a GPU without being connected. `tenant`: name of its tenant; empty if it has none. `place`:
     the pod or job in which it runs; None if it runs in none. `agent`: folder of the other agent whose tenant it is, or
@@ -146,7 +150,7 @@ class UnseenWatch:
             await asyncio.sleep(self.next_look_s)
             for text in await asyncio.to_thread(self.neighbours.look):
                 LOG.warning(text)
-            new = self.look(await asyncio.to_thread(using, list(self._registry.gpus.values())))
+            new = self._judge(*await asyncio.to_thread(self._look, self._connected(), self._returning))
             if strict and any(row.agent for row in self.now):
                 self.vouch(await asyncio.to_thread(self.neighbours.tenants), time.monotonic())
             for row in new:
@@ -184,17 +188,34 @@ class UnseenWatch:
         """Find the unconnected processes in `running`, the pids on each GPU. Returns those that no earlier scan has
         reported.
         """
-        seen = {session.peer.pid for tenant in self._registry.tenants.values() for session in tenant.sessions}
-        mine = {os.getpid(), *seen}
+        return self._judge(*self._read(running, self._connected(), self._returning))
+
+    def _connected(self) -> set[int]:
+        return {session.peer.pid for tenant in self._registry.tenants.values() for session in tenant.sessions}
+
+    def _look(self, connected: Collection[int], returning: Iterable[ProcessKey]) -> _Read:
+        """Read in a thread what `_judge` needs, because the event loop also switches tenants."""
+        return self._read(using(list(self._registry.gpus.values())), connected, returning)
+
+    def _read(
+        self, running: Mapping[str, Iterable[int]], connected: Collection[int], returning: Iterable[ProcessKey]
+    ) -> _Read:
+        mine = {os.getpid(), *connected}
         # a program that replaces itself (exec) keeps its pid and start time, but not the shim
-        expected = (key for key in self._returning if key.pid not in seen and _has_shim(self._proc, key))
-        self._returning = frozenset(expected)
+        expected = frozenset(key for key in returning if key.pid not in mine and _has_shim(self._proc, key))
         there = {
             (gpu, key)
             for gpu, pids in running.items()
             for key in map(processes.key_of, set(pids) - mine)
-            if key.start_ticks and key not in self._returning
+            if key.start_ticks and key not in expected
         }
+        return there, expected
+
+    def _judge(self, there: set[tuple[str, ProcessKey]], expected: frozenset[ProcessKey]) -> list[Unseen]:
+        """Find the unconnected processes among those that were read. Processes may have connected meanwhile."""
+        connected = self._connected()
+        there = {(gpu, key) for gpu, key in there if key.pid not in connected}
+        self._returning = frozenset(key for key in expected if key.pid not in connected)
         known = {(row.gpu, row.process): row for row in self.now}
         named = [known.get(one) or self._named(*one) for one in sorted(there & self._before)]
         self.next_look_s = LOOK_AGAIN_S if there - self._before else LOOK_EVERY_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Operations:
         history: History,
         socket: Path,
         save: Callable[[], None],
-        release: Callable[[Tenant], str],
+        release: Callable[[Tenant], Awaitable[str]],
     ) -> None:
         """`socket`: path of the socket to which tenants' programs connect. `release` removes a tenant whose pod or job
         has ended; if it cannot, it returns the reason.
@@ -83,7 +83,10 @@ class Operations:
 
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """List all tenants with request, limit and received share, and parked processes that belong to no tenant."""
-        tenants = [self._rows.tenant(t) for t in self._registry.tenants.values()]
+        tenants = []
+        for tenant in list(self._registry.tenants.values()):
+            tenants.append(self._rows.tenant(tenant))
+            await asyncio.sleep(0)  # the event loop also switches tenants
         programs = [parked.as_dict() for parked in self._parked.rows.values() if parked.name.startswith("pid:")]
         return {"agent": self._rows.status(), "tenants": tenants, "parked": programs}
 
@@ -105,6 +108,8 @@ class Operations:
         given = order.get("tenant")
         if not isinstance(given, dict) or not given.get("name"):
             raise InputError("a tenant needs a name", field="--name")
+        if order.get("launches") is True:
+            await asyncio.to_thread(self._lives.expects, caller.peer.pid)
         spec = spec_from_dict(given)
         existing = self._registry.tenants.get(spec.name)
         if existing is not None and (existing.declared or existing.owner):
@@ -291,12 +296,12 @@ class Operations:
             await asyncio.sleep(0.02)
         # this search also finds daemons that have not used the GPU yet and are therefore unknown to the agent
         found = await asyncio.to_thread(by_token, [tenant.token])
-        keys = kill(tenant, grace_s, found.get(tenant.token, frozenset()))
+        keys = await kill(tenant, grace_s, found.get(tenant.token, frozenset()))
         deadline = time.monotonic() + grace_s + 5.0
         while any(processes.alive(key) for key in keys) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         left = [key.pid for key in keys if processes.alive(key)]
-        held = "" if left or tenant.owner is None else self._release(tenant)
+        held = "" if left or tenant.owner is None else await self._release(tenant)
         return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left, "held": held}
 
     def launcher_gone(self, caller: Caller) -> None:

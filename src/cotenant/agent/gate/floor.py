@@ -88,6 +88,7 @@ class Floors:
         self._looking: asyncio.TimerHandle | None = None
         self._clock_of = clock_of
         self._clocks: dict[str, Clock | None] = {}
+        self._reading: set[str] = set()  # GPUs whose clocks a thread reads now
         self._duty = dict.fromkeys(self.pages, 1.0)
         for page in self.pages.values():
             page.layout.present = 1
@@ -154,30 +155,50 @@ class Floors:
         """If the scheme lets best-effort work overlap latency-sensitive work, adapt the duty cycle of best-effort work
         to each GPU's clock.
         """
-        asked = self.settings.clock > 0 and scheme_named(self.settings.scheme).rule is RuleKind.TIDAL
-        self._looking = asyncio.get_running_loop().call_later(CLOCK_S if asked else MEND_S, self._look_at_clocks)
-        for gpu, page in self.pages.items() if asked else ():
-            if page.layout.tenants and page.layout.present:
-                self.look_at_clock(gpu, page)
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(CLOCK_S if self._asked() else MEND_S, self._look_at_clocks)
+        for gpu, page in self.pages.items() if self._asked() else ():
+            readable = self._clocks.get(gpu) is not None or gpu not in self._clocks
+            if page.layout.tenants and page.layout.present and readable and gpu not in self._reading:
+                self._reading.add(gpu)
+                # a thread waits for the driver, because the event loop also switches tenants
+                read = loop.run_in_executor(None, self._read, gpu, self._clocks.get(gpu))
+                read.add_done_callback(partial(self._has_read, gpu, page))
+
+    def _asked(self) -> bool:
+        return self.settings.clock > 0 and scheme_named(self.settings.scheme).rule is RuleKind.TIDAL
 
     def look_at_clock(self, gpu: str, page: FloorPage) -> None:
         """Set the fraction of the time for which best-effort work may run on a GPU (its duty cycle) from the GPU's
         current clock.
         """
-        if gpu not in self._clocks:
-            self._clocks[gpu] = self._clock_of(gpu)
-            if self._clocks[gpu] is None:
-                LOG.warning(
-                    f"the SM clock of {gpu} cannot be read, so the duty cycle of best-effort work does not follow it"
-                )
-        card = self._clocks[gpu]
-        if card is None:
-            return
+        if self._clocks.get(gpu) is not None or gpu not in self._clocks:
+            self._follow(gpu, page, *self._read(gpu, self._clocks.get(gpu)))
+
+    def _read(self, gpu: str, card: Clock | None) -> tuple[Clock | None, float | OSError]:
+        """Return an object that reads a GPU's clock (`card` if given; None if there is none), and what it read."""
         try:
-            clock = card.part()
+            card = card or self._clock_of(gpu)
+            return card, card.part() if card is not None else 1.0
         except OSError as error:
+            return card, error
+
+    def _has_read(self, gpu: str, page: FloorPage, read: asyncio.Future[tuple[Clock | None, float | OSError]]) -> None:
+        if gpu in self._reading and not read.cancelled():  # otherwise the gates are closed
+            self._reading.discard(gpu)
+            if self._asked():  # the settings may have changed meanwhile
+                self._follow(gpu, page, *read.result())
+
+    def _follow(self, gpu: str, page: FloorPage, card: Clock | None, clock: float | OSError) -> None:
+        self._clocks[gpu] = card
+        if card is None:
             LOG.warning(
-                f"the SM clock of {gpu} can no longer be read, so best-effort work has no duty cycle now: {error}"
+                f"the SM clock of {gpu} cannot be read, so the duty cycle of best-effort work does not follow it"
+            )
+            return
+        if isinstance(clock, OSError):
+            LOG.warning(
+                f"the SM clock of {gpu} can no longer be read, so best-effort work has no duty cycle now: {clock}"
             )
             self._clocks[gpu], clock = None, 1.0
             self._duty[gpu] = 1.0
@@ -324,6 +345,7 @@ class Floors:
             self._mending.cancel()
         if self._looking is not None:
             self._looking.cancel()
+        self._reading.clear()
         if self._listener is not None:
             self._listener.close()
         for shares in self.shares.values():

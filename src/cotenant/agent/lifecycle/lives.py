@@ -61,6 +61,10 @@ class Lives:
         self._history.decided(f"{spec.name} admitted: {promise(tenant.spec)}")
         return tenant
 
+    def expects(self, pid: int) -> None:
+        """Prepare `starts` for this process. Blocks for milliseconds: call it in a thread."""
+        self._accounts.limits.expect(pid)
+
     def starts(self, tenant: Tenant, pid: int) -> None:
         """Move a process that is about to start a tenant's program into the tenant's control group. Raises InputError
         if a required memory limit cannot be enforced.

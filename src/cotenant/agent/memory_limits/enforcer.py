@@ -142,6 +142,14 @@ class MemoryLimits:
 
     # -- a tenant's life -------------------------------------------------------------------------------------------
 
+    def expect(self, pid: int) -> None:
+        """Prepare the kernel for moving a launcher into a tenant's control group. Blocks for milliseconds: call it in a
+        thread, just before `begin`.
+        """
+        if any(prospect(found, swaps=False).by is not Strength.SHIM for found in list(self._detected.values())):
+            with contextlib.suppress(OSError):
+                hierarchy_of(tuple(self._registry.gpus.values())).quicken(pid)
+
     def begin(self, tenant: Tenant, pid: int) -> None:
         """Limit the tenant's control group and move its launcher there. Called before the tenant's program runs. Raises
         InputError if the limit cannot be enforced as strongly as the tenant demands.

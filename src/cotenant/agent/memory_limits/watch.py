@@ -164,7 +164,8 @@ class Watch:
         for path, tenant in held.items():
             inside = found.inside.get(path, {})
             left = {key for pid, key in self._inside.get(path, {}).items() if pid not in inside}
-            for process in left.union(map(processes.key_of, tenant.pids)):
+            # those that are listed in the group are not read from /proc one by one
+            for process in left.union(map(processes.key_of, tenant.pids.difference(inside))):
                 self._check_place(tenant, process)
         self._inside = found.inside
         self._sweep()

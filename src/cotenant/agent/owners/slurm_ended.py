@@ -97,13 +97,14 @@ class EndedJobs:
         ]  # fmt: skip
 
 
-def why_held(tenant: Tenant, running: Callable[[], Iterable[str]]) -> str:
+async def why_held(tenant: Tenant, locate: Callable[[int], Place | None]) -> str:
     """Why a tenant's share remains after its processes were stopped; empty if it may be removed."""
     owner = tenant.owner
     if owner is None:
         return ""
     if owner.kind != KIND:
         return f"the share is held for {owner.kind} {owner.id} until the {owner.kind} is deleted"
-    if tenant.sessions or owner.id in running():
+    running = await asyncio.to_thread(running_jobs, locate)
+    if tenant.sessions or owner.id in running:
         return f"the share is held for Slurm job {owner.id}, which runs; `scancel {owner.id}` ends the job"
     return ""

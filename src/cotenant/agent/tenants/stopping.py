@@ -11,27 +11,35 @@ from cotenant.agent import processes
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.tenant import Tenant
 
+_FINISHING: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference to tasks
 
-def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset()) -> set[ProcessKey]:
-    """Send SIGTERM to all processes of a tenant, and after `grace_s` SIGKILL to those left. Returns the processes."""
+
+async def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset()) -> set[ProcessKey]:
+    """Send SIGTERM to all processes of a tenant, and after `grace_s` SIGKILL to those left. Returns the processes.
+
+    Threads read the list of all processes, because the event loop also switches tenants.
+    """
     keys = {s.process for s in tenant.sessions if s.process.start_ticks}
     if tenant.root is not None:
         keys.add(tenant.root)
     keys |= tenant.orphans | more
-    keys |= processes.descendants(keys)
+    keys |= await asyncio.to_thread(processes.descendants, keys)
     # the program is signalled first, because it might exit with code 0 by itself if its children ended before it
     for key in sorted(keys, key=lambda key: key != tenant.root):
         _signal(key, signal.SIGTERM, group=key == tenant.root)
     if tenant.group is not None:
         _signal_group(tenant.group, signal.SIGTERM)
 
-    def finish() -> None:
-        for key in keys | processes.descendants(keys):
+    async def finish() -> None:
+        await asyncio.sleep(grace_s)
+        for key in keys | await asyncio.to_thread(processes.descendants, keys):
             _signal(key, signal.SIGKILL, group=key == tenant.root)
         if tenant.group is not None:
             _signal_group(tenant.group, signal.SIGKILL)
 
-    asyncio.get_running_loop().call_later(grace_s, finish)
+    task = asyncio.get_running_loop().create_task(finish())
+    _FINISHING.add(task)
+    task.add_done_callback(_FINISHING.discard)
     return keys
 
 
