@@ -18,8 +18,12 @@ from cotenant.agent import __main__ as main
 from cotenant.agent import processes
 from cotenant.agent.audit import processes as audit
 from cotenant.agent.audit.processes import UnseenWatch
-from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.config.files import AgentConfig, TenantSpec
+from cotenant.agent.control.owner_orders import OwnerOrders
 from cotenant.agent.gate.floor import Floors
+from cotenant.agent.lifecycle.lives import Lives
+from cotenant.agent.lifecycle.reconfigure import Reconfigure
+from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.owners.owners import Owners
 from cotenant.agent.owners.slurm_ended import why_held
 from cotenant.agent.processes import ProcessKey, key_of
@@ -27,6 +31,7 @@ from cotenant.agent.tenants.places import Owner, Place
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.stopping import kill
 from cotenant.agent.tenants.tenant import Tenant
+from cotenant.core.errors import InputError
 from cotenant.devices.base import Gpu
 from cotenant.policy.colocation import ColocationSettings
 
@@ -217,6 +222,96 @@ def test_a_process_that_connects_while_it_is_looked_at_is_not_reported(
 
     asyncio.run(run())
     assert watch.now == []
+
+
+def part(kind: type[Any], **known: Any) -> Any:
+    """An object of that class with these attributes only."""
+    made = object.__new__(kind)
+    made.__dict__.update(known)
+    return made
+
+
+def test_a_changed_file_is_read_by_a_thread() -> None:
+    in_force = SimpleNamespace(fault="")
+
+    async def run() -> None:
+        gate = Gate()
+
+        def load() -> AgentConfig:
+            gate.call()
+            raise InputError("no such setting", field="limt")
+
+        await part(Reconfigure, _load=load, _in_force=in_force).reload()
+
+    asyncio.run(run())
+    assert in_force.fault == "field limt: no such setting"
+
+
+class Owned:
+    """Orders for jobs on a GPU whose mechanism takes a while to prepare."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.gate, self.refuses, self.events = Gate(), refuses, list[str]()
+        self.registry: Any = SimpleNamespace(tenants={}, gpu_named=lambda gpu, field: GPU)
+        self.registry.preparing = lambda spec: (self, (GPU,))
+        lives = part(Lives, _registry=self.registry, add=self.add, give_up=self.give_up)
+        self.orders = OwnerOrders(Owners(), self.registry, lives, lambda *_: None, lambda: True)
+        self.caller: Any = SimpleNamespace(trusted=True, peer=SimpleNamespace(uid=0))
+
+    def prepare(self, spec: TenantSpec, gpus: object) -> None:
+        self.events.append("prepare")
+        self.gate.call()
+
+    def settle(self, spec: TenantSpec, gpus: object) -> None:
+        self.events.append("settle")
+
+    def add(self, spec: TenantSpec, uid: int) -> Tenant:
+        if self.refuses:
+            raise InputError(self.refuses)
+        self.events.append("add")
+        made = self.registry.tenants[spec.name] = Tenant(spec, (GPU,), "token", uid, Enforcement())
+        return made
+
+    def give_up(self, tenant: Tenant) -> None:
+        self.events.append("give up")
+        del self.registry.tenants[tenant.name]
+
+    async def hold(self) -> dict[str, Any]:
+        return await self.orders.hold(self.caller, {"kind": "slurm", "id": "7", "tenant": {"name": "job-7"}})
+
+    async def let_go(self) -> dict[str, Any]:
+        return await self.orders.let_go(self.caller, {"kind": "slurm", "id": "7"})
+
+
+def test_the_share_of_a_job_is_prepared_by_a_thread_and_held_once() -> None:
+    async def run() -> None:
+        node = Owned()
+        first, second = await asyncio.gather(node.hold(), node.hold())
+        assert first == second
+        assert node.events == ["prepare", "add"]
+
+    asyncio.run(run())
+
+
+def test_a_job_that_ends_while_its_share_is_prepared_holds_nothing() -> None:
+    async def run() -> None:
+        node = Owned()
+        _, gone = await asyncio.gather(node.hold(), node.let_go())
+        assert gone == {"let_go": ["job-7"]}
+        assert node.events == ["prepare", "add", "give up"]
+        assert node.registry.tenants == {}
+
+    asyncio.run(run())
+
+
+def test_what_was_prepared_for_a_refused_job_is_undone() -> None:
+    async def run() -> None:
+        node = Owned(refuses="no room")
+        with pytest.raises(InputError, match="no room"):
+            await node.hold()
+        assert node.events == ["prepare", "settle"]
+
+    asyncio.run(run())
 
 
 def test_an_agent_lets_other_threads_not_hold_up_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -356,7 +356,7 @@ class Agent:
             await asyncio.sleep(WATCH_S)
             if watch.changed():
                 try:
-                    self.reconfigure.reload()
+                    await self.reconfigure.reload()
                 except Exception as error:  # must not end this loop, since a later version of the file may be valid
                     self.in_force.fault = f"{watch.path}: cannot be used: {error!r}"
                     LOG.exception("the new configuration was rejected")

@@ -111,8 +111,10 @@ class ShareProof:
         clients = {client.pid for client in look.clients}
         outside: dict[tuple[str, ProcessKey], int] = {}
         for uuid, pid, tenant in self._on_gpus(tenants, running):
+            if pid in clients:
+                continue
             key = (uuid, processes.key_of(pid))
-            if pid in clients or not processes.alive(key[1]):
+            if not processes.alive(key[1]):
                 continue
             outside[key] = self._outside.get(key, 0) + 1
             # a process that sees more SMs than its share is not about to become a client, so it is reported at once

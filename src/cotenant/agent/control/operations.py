@@ -24,7 +24,7 @@ from cotenant.agent.tenants.registry import Registry, spec_from_dict
 from cotenant.agent.tenants.stopping import kill
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.history import History
-from cotenant.core.errors import InputError, TakenNameError, WorkError
+from cotenant.core.errors import InputError, TakenNameError
 from cotenant.policy.colocation import scheme_named
 
 STARTING_S = 5.0  # how long `stop` waits for a program that is starting
@@ -148,7 +148,8 @@ class Operations:
                     field="--name",
                 )
             timeout_s = None if order.get("timeout_s") is None else _seconds(order, "timeout_s", 0.0)
-            tenant = await self._admit(spec, caller)
+            async with self._lives.prepared(spec):
+                tenant = self._lives.add(spec, caller.peer.uid)
             tenant.timeout_s = timeout_s
             self._launches(caller, tenant)
         # processes that the caller starts from now on belong to the tenant
@@ -205,21 +206,6 @@ class Operations:
         key = processes.key_of(caller.peer.pid)
         tenant.launching, tenant.launcher = True, key if key.start_ticks else None
         caller.registered.append(tenant.name)
-
-    async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
-        """Admit a new tenant. Its mechanism prepares the GPU (for example by starting an MPS daemon) in a thread,
-        because the preparation may be slow.
-        """
-        ahead = self._registry.preparing(spec)
-        if ahead is not None:
-            mechanism, gpus = ahead
-            await asyncio.to_thread(mechanism.prepare, spec, gpus)
-        try:
-            return self._lives.add(spec, caller.peer.uid)
-        except (InputError, WorkError):
-            if ahead is not None:
-                ahead[0].settle(spec, ahead[1])
-            raise
 
     async def _prepare_change(self, tenant: Tenant, spec: TenantSpec) -> None:
         """Let the tenant's mechanism prepare a changed share in a thread, because an MPS daemon may answer late."""

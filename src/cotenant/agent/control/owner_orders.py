@@ -5,6 +5,8 @@ A held tenant keeps its share and memory until it is released, even while no pro
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -39,6 +41,7 @@ class OwnerOrders:
         """`hear` handles once more the HELLO of a process that connected before the tenant of its pod or job was held.
         """
         self._owners, self._registry, self._lives, self._hear, self._save_now = owners, registry, lives, hear, save_now
+        self._changing = asyncio.Lock()  # while a tenant is prepared, an order about the same pod or job waits
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers of the orders of Kubernetes' device plugin and of Slurm, by the orders' names."""
@@ -69,6 +72,17 @@ class OwnerOrders:
         # Slurm names GPUs by index; with UUIDs the GPUs can be compared with those of the existing tenant
         named = tuple(self._registry.gpu_named(gpu, "--gpus").uuid for gpu in spec.gpus)
         spec = dataclasses.replace(spec, gpus=named)
+        async with self._changing:
+            known = spec.name in self._registry.tenants
+            async with contextlib.nullcontext() if known else self._lives.prepared(spec):
+                tenant = self._held(spec, uid, owner)
+        self._save_now()  # from now on the orchestrator relies on the tenant, so it must survive a crash of the agent
+        for session, hello in self._owners.arrived(owner.kind, owner.id):
+            self._hear(session, hello)
+        return self._row(tenant)
+
+    def _held(self, spec: TenantSpec, uid: int, owner: Owner) -> Tenant:
+        """Admit a tenant for a pod's container or a job, or change the existing one."""
         tenant = self._registry.tenants.get(spec.name)
         if tenant is not None and tenant.owner is not None and tenant.owner[:3] == owner[:3]:
             tenant = self._unless_moved(tenant, spec)
@@ -85,10 +99,7 @@ class OwnerOrders:
                 self._lives.change(tenant, wanted)
             if owner.container_id:
                 tenant.owner = owner
-        self._save_now()  # from now on the orchestrator relies on the tenant, so it must survive a crash of the agent
-        for session, hello in self._owners.arrived(owner.kind, owner.id):
-            self._hear(session, hello)
-        return self._row(tenant)
+        return tenant
 
     def _unless_moved(self, tenant: Tenant, spec: TenantSpec) -> Tenant | None:
         """Return the existing tenant of a job; None if the tenant was removed because its job restarts on other GPUs.
@@ -123,9 +134,10 @@ class OwnerOrders:
         _trusted(caller)
         owner = _owner(order)
         name = order.get("name")
-        gone = [t for t in self._owners.of(owner.kind, owner.id) if name in (None, t.name)]
-        for tenant in gone:
-            self._release(tenant)
+        async with self._changing:
+            gone = [t for t in self._owners.of(owner.kind, owner.id) if name in (None, t.name)]
+            for tenant in gone:
+                self._release(tenant)
         self._save_now()
         return {"let_go": [tenant.name for tenant in gone]}
 

@@ -7,10 +7,11 @@ one of these runs. Tenants declared in the configuration, and those held for a p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 
 from cotenant.agent import processes
 from cotenant.agent.config.choices import least
@@ -22,7 +23,7 @@ from cotenant.agent.tenants.orphans import Orphans, by_token
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.history import History
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, WorkError
 
 START_WITHIN_S = 30.0
 LOOK_S = 0.25
@@ -45,6 +46,22 @@ class Lives:
         self._orphans = Orphans(registry.tenants, self.maybe_remove, save)
         self._root_fds: dict[str, int] = {}
         self._awaited: dict[str, asyncio.Task[None]] = {}
+
+    @contextlib.asynccontextmanager
+    async def prepared(self, spec: TenantSpec) -> AsyncIterator[None]:
+        """Context manager in which a tenant is added. Its mechanism first prepares the GPU (for example by starting an
+        MPS daemon) in a thread, because the preparation may be slow, and undoes that if the tenant is not added.
+        """
+        ahead = self._registry.preparing(spec)
+        if ahead is not None:
+            mechanism, gpus = ahead
+            await asyncio.to_thread(mechanism.prepare, spec, gpus)
+        try:
+            yield
+        except (InputError, WorkError):
+            if ahead is not None:
+                ahead[0].settle(spec, ahead[1])
+            raise
 
     def add(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
         """Admit a tenant to its GPUs, and put its share and limits into effect. Raises InputError if the GPUs have no

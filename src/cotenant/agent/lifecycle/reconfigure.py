@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import os
@@ -85,10 +86,11 @@ class Reconfigure:
             # GPU
             tenant.warn(f"the tenant is {work_kind(spec)} from its next start on: its running processes stay {before}")
 
-    def reload(self) -> None:
-        """Apply the config file's new contents. An invalid file is reported and changes nothing."""
+    async def reload(self) -> None:
+        """Apply the config file's new contents, which a thread reads. An invalid file is reported and changes nothing.
+        """
         try:
-            config = self._load()
+            config = await asyncio.to_thread(self._load)
             self._check_requests(config)
         except (InputError, WorkError) as error:
             self._in_force.fault = str(error)
