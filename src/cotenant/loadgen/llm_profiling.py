@@ -151,7 +151,7 @@ class _Run:
         if output > most:
             return None
         result, transport = self._send([0.0, at_s], [SHORT.prompt, prompt], [output, 1])
-        stamps = np.array((transport.stamps or {})[0])
+        stamps = np.array((transport.stamps or {}).get(0, ()))
         seconds = _delayed(stamps, float(result.sent_s[1]), float(result.times.first_s[1]))
         if seconds is None:
             return None
