@@ -359,12 +359,14 @@ def test_who_is_held_off_is_told(rig: tuple[Rig, Program]) -> None:
 
 
 def test_the_agent_counts_best_effort_processes_and_their_waits(rig: tuple[Rig, Program]) -> None:
-    started, _ = rig
+    started, be = rig
     floor = join_floor(started.bench.folder, started.uuid)
+    waited_s = started.tenants()["be"]["gate_wait_s"]
     with floor.held():
-        state = started.scheme("tidal")["gpus"][started.uuid]
+        state = started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)["gpus"][started.uuid]
+        be.begin(0.05)
+        wait_for(lambda: started.tenants()["be"]["gate_wait_s"] > waited_s)
     floor.close()
+    assert be.result()["count"] > 0
     assert state["best_effort_processes"] == 1
-    tenant = started.tenants()["be"]
-    assert tenant["gate_wait_s"] > 0
-    assert not tenant["warnings"]
+    assert not started.tenants()["be"]["warnings"]
