@@ -23,7 +23,8 @@ from cotenant.agent.memory.swap_orders import Flow, HandleTransfer, MoveEnd, Swa
 from cotenant.agent.tenants.host_memory import widest_gap
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
-from cotenant.agent.turns.broker import Broker, PausedTurn
+from cotenant.agent.turns.broker import Broker
+from cotenant.agent.turns.hold import PausedTurn
 from cotenant.policy.residency import Switch
 
 LOG = logging.getLogger(__name__)

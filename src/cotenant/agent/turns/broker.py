@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 from cotenant.abi.protocol import MessageType, ReleaseReason
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
+from cotenant.agent.turns.hold import Hold, PausedTurn, Residents
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
 from cotenant.policy.shares.turn import UNDRAINED
 
@@ -24,37 +23,6 @@ _REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exi
 SAFETY_NS = 1_000_000_000
 # a process's report of the end of its work is accepted if that end was at most this long ago
 LATE_REPORT_NS = 20_000_000
-
-
-class PausedTurn(NamedTuple):
-    """A granted turn that waits for its tenant's memory. `Broker.resume_turn` begins it, `Broker.fail_turn` ends it."""
-
-    tenant: Tenant
-    gpu: str
-    epoch: int
-
-
-class Residents(Protocol):
-    """Interface that tells whether tenants' memory is on their GPUs."""
-
-    def ready(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether all memory of the tenant is on the GPU, so that its turn may begin."""
-
-    def patience_ns(self, tenant: Tenant, gpu: str) -> int:
-        """How long in ns an idle tenant keeps its turn, as the cost of swapping suggests."""
-
-
-@dataclass(eq=False)
-class _Hold:
-    """A turn of a tenant on a GPU, as granted to the tenant's processes."""
-
-    tenant: Tenant
-    epoch: int
-    deadline_ns: int
-    members: dict[Session, int] = field(default_factory=dict)  # process -> index of the GPU's slot on its shared page
-    drained_ns: int = 0
-    reason: str = "released"
-    contended: bool | None = None
 
 
 class Broker:
@@ -77,9 +45,9 @@ class Broker:
         self._on_turn = on_turn
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
-        self._holds: dict[str, _Hold] = {}  # UUID of a GPU -> its present turn
+        self._holds: dict[str, Hold] = {}  # UUID of a GPU -> its present turn
         # (gpu, tenant) -> a revoked turn of which work still runs
-        self._stuck: dict[tuple[str, str], _Hold] = {}
+        self._stuck: dict[tuple[str, str], Hold] = {}
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._tenants: dict[str, Tenant] = {}
         self._suspended: set[str] = set()
@@ -269,7 +237,7 @@ class Broker:
                 return
         hold = self._holds.get(step.gpu)
         if hold is None or hold.epoch != step.epoch or hold.tenant is not tenant:
-            hold = self._holds[step.gpu] = _Hold(tenant, step.epoch, step.deadline_ns)
+            hold = self._holds[step.gpu] = Hold(tenant, step.epoch, step.deadline_ns)
         gang = bool(tenant.share().gang)
         for session in list(tenant.sessions):
             for slot, gpu in session.slots.items():
@@ -289,13 +257,13 @@ class Broker:
             # the process that requested the turn has ended, or the tenant has several GPUs and does not use this GPU
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
-    def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
+    def _give_back_unused(self, hold: Hold, gpu: str) -> None:
         """Release a turn that no process of its tenant got, unless the tenant uses a turn on another of its GPUs."""
         elsewhere = any(h.tenant is hold.tenant and h.members for h in self._holds.values())
         if self._holds.get(gpu) is hold and not hold.members and not elsewhere:
             self._give_back(hold, gpu)
 
-    def _give_back(self, hold: _Hold, gpu: str) -> None:
+    def _give_back(self, hold: Hold, gpu: str) -> None:
         if self._holds.get(gpu) is not hold:
             return
         del self._holds[gpu]

@@ -1,0 +1,39 @@
+"""The present turn of a GPU as the broker keeps it, and what the broker needs to know about tenants' memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from cotenant.agent.tenants.tenant import Session, Tenant
+
+
+class PausedTurn(NamedTuple):
+    """A granted turn that waits for its tenant's memory. `Broker.resume_turn` begins it, `Broker.fail_turn` ends it."""
+
+    tenant: Tenant
+    gpu: str
+    epoch: int
+
+
+class Residents(Protocol):
+    """Interface that tells whether tenants' memory is on their GPUs."""
+
+    def ready(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether all memory of the tenant is on the GPU, so that its turn may begin."""
+
+    def patience_ns(self, tenant: Tenant, gpu: str) -> int:
+        """How long in ns an idle tenant keeps its turn, as the cost of swapping suggests."""
+
+
+@dataclass(eq=False)
+class Hold:
+    """A turn of a tenant on a GPU, as granted to the tenant's processes."""
+
+    tenant: Tenant
+    epoch: int
+    deadline_ns: int
+    members: dict[Session, int] = field(default_factory=dict)  # process -> index of the GPU's slot on its shared page
+    drained_ns: int = 0
+    reason: str = "released"
+    contended: bool | None = None
