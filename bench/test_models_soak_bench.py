@@ -1,6 +1,7 @@
 """Kills programs, the agent and clients behind the language models' endpoint at random for twenty minutes.
 
-pytest -q -s bench/test_models_soak_bench.py          (COTENANT_SOAK_S=1200 seconds, COTENANT_SOAK_SEED=1)
+pytest -q -s bench/test_models_soak_bench.py          (COTENANT_SOAK_S=1200 seconds, COTENANT_SOAK_SEED=1,
+                                                       COTENANT_SOAK_MECHANISM=auto, time or slices)
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import pytest
 from models_soak import check, soak
 
 SECONDS = float(os.environ.get("COTENANT_SOAK_S", "1200"))
+MECHANISM = os.environ.get("COTENANT_SOAK_MECHANISM", "auto")
 SEED = int(os.environ.get("COTENANT_SOAK_SEED", "1"))
 
 
 @pytest.mark.timeout(SECONDS + 900)
 def test_twenty_minutes_lose_nothing(tmp_path: Path) -> None:
-    found = soak(tmp_path, SECONDS, soft=True, seed=SEED)
+    found = soak(tmp_path, SECONDS, soft=True, mechanism=MECHANISM, seed=SEED)
     content = {
         "seconds": SECONDS, "seed": SEED, "counts": found.counts, "kills": found.kills,
         "sentences": found.sentences.most_common(20),

@@ -30,7 +30,8 @@ trace      attainment (part of the requests that were sent) of TTFT 1,000 ms, TP
 gpus       models with requests at the same time (pauses of at most 5 s belong to a burst): the most, and the mean.
            Serving with one GPU per model needs `one_per_model` GPUs
 
-CUDA_VISIBLE_DEVICES=soft tests the script with `cotenant timed-llm` on the software GPU.
+CUDA_VISIBLE_DEVICES=soft tests the script with `cotenant timed-llm` on the software GPU. With MECHANISM=slices before
+it, the models share the GPU by hardware time slices, not by turns.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ from cotenant.serving.llm.program import free_port
 HERE = Path(__file__).resolve().parent
 SOFT = os.environ.get("CUDA_VISIBLE_DEVICES") == "soft"
 MODELS = 8
+MECHANISM = os.environ.get("MECHANISM", "auto")
 SHAPE = sys.argv[4] if len(sys.argv) > 4 else "8b"
 MEMORY = 64 << 20 if SOFT else {"8b": 20 << 30, "4b": 25 << 29}[SHAPE]
 # host memory of a program beside that for its evicted memory, and of everything else
@@ -288,7 +290,7 @@ def measure(out: Path, until_s: float, host: int) -> Iterator[dict[str, Any]]:
     names = [f"model-{k + 1}" for k in range(count)]
     gpu, swap = (count + 1) // 2 * MEMORY, count * MEMORY
     rows = [{"name": n, "command": subprocess.list2cmdline(engine(n, "{port}")), "memory": f"{MEMORY}B"} for n in names]
-    gpus = {"memory": f"{gpu}B"} | ({"model": "soft"} if SOFT else {})
+    gpus = {"memory": f"{gpu}B", "mechanism": MECHANISM} | ({"model": "soft"} if SOFT else {})
     models = out.with_suffix(".models.json")
     models.write_text(json.dumps({"gpus": gpus, "models": rows}))
     drawn = draw(names, DRAWN_S, KIND)

@@ -7,7 +7,8 @@ ENGINE: transformers (default), vllm, small (small_llm.py): 8B-shaped models wit
 device, `cotenant timed-llm` replaces the engine; with `cpu`, the models are tiny and start again at each turn. Each
 round sends a request to both models at temperature 0. It records how long the eviction of one and the return of the
 other took (from the server's counters), the time to the first token, and whether the answer equals that of the first
-round. Both moves run at the same time, so the first token comes soon after the longer one.
+round. Both moves run at the same time, so the first token comes soon after the longer one. With
+MECHANISM=slices before it, the models share the GPU by hardware time slices, not by turns.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def models_file(folder: Path, engine: str) -> Path:
         command = COMMANDS[engine].format(model=model, name=name)
         rows.append({"name": name, "command": command, "memory": "64MiB" if engine == "soft" else "24GiB"})
     gpus = {"model": "soft", "memory": "100MiB"} if engine == "soft" else {"memory": "36GiB"}
-    gpus |= {"model": "cpu"} if engine == "cpu" else {}
+    gpus |= {"model": "cpu"} if engine == "cpu" else {"mechanism": os.environ.get("MECHANISM", "auto")}
     path = folder / "models.yaml"
     path.write_text(json.dumps({"gpus": gpus, "models": rows, "listen": {"http": "127.0.0.1:0"}}))
     return path

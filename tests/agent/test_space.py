@@ -20,7 +20,7 @@ from cotenant.agent.memory.parked import Parked, ParkedTable
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.tenants.tenant import Tenant
-from cotenant.agent.turns.broker import PausedTurn
+from cotenant.agent.turns.hold import PausedTurn
 from cotenant.devices.base import Gpu
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
@@ -135,7 +135,9 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
     tenants = {
         name: Tenant(TenantSpec(name, oversubscribe="park"), (gpu,), "", 0, Enforcement()) for name in ("a", "b")
     }
-    registry: Any = SimpleNamespace(gpus={"g": gpu}, tenants=tenants, on_gpu=lambda uuid: list(tenants.values()))
+    registry: Any = SimpleNamespace(
+        gpus={"g": gpu}, tenants=tenants, on_gpu=lambda uuid: list(tenants.values()), takes_turns=lambda tenant: True
+    )
     parked = ParkedTable()
     for name in tenants:  # together they need more than the card has
         parked.rows[name] = Parked(name, "checkpoint", ("g",), 800 * MIB)

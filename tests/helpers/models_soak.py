@@ -49,8 +49,10 @@ class Soak:
     left: list[int] = field(default_factory=list)
 
 
-def models_file(folder: Path, *, soft: bool) -> Path:
+def models_file(folder: Path, *, soft: bool, mechanism: str) -> Path:
     """Five models with room for three (soft: tenants of the software GPU, evicted and brought back)."""
+    gpus = {"count": 1, "model": "soft" if soft else "cpu", "memory": "192MiB"}
+    gpus |= {"mechanism": mechanism} if soft else {}
     rows = []
     for i in range(MODELS):
         if soft:
@@ -61,7 +63,7 @@ def models_file(folder: Path, *, soft: bool) -> Path:
         rows.append({"name": f"m{i}", "command": command, "memory": "64MiB", "keep": int(i == 0), "ttft_ms": 500})
     rows[-1]["class"] = "best-effort"
     content = {
-        "gpus": {"count": 1, "model": "soft" if soft else "cpu", "memory": "192MiB"}, "models": rows,
+        "gpus": gpus, "models": rows,
         "listen": {"http": "127.0.0.1:0"}, "idle": "1s",
     }  # fmt: skip
     path = folder / "models.yaml"
@@ -70,11 +72,19 @@ def models_file(folder: Path, *, soft: bool) -> Path:
 
 
 def soak(
-    folder: Path, seconds: float, *, soft: bool, clients: int = 8, seed: int = 1, kill_every_s: float = 3.0
+    folder: Path,
+    seconds: float,
+    *,
+    soft: bool,
+    mechanism: str = "auto",
+    clients: int = 8,
+    seed: int = 1,
+    kill_every_s: float = 3.0,
 ) -> Soak:
-    """Run the load. `soft`: programs are tenants of an agent, which is killed as well."""
+    """Run the load. `soft`: programs are tenants of an agent, which is killed as well; `mechanism` shares the GPU."""
     found, mark = Soak(), uuid.uuid4().hex
-    command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(models_file(folder, soft=soft)), "--json"]
+    path = models_file(folder, soft=soft, mechanism=mechanism)
+    command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(path), "--json"]
     command += ["--program-logs", str(folder / "programs")]
     environment = os.environ | {MARK: mark, "COTENANT_DIR": str(folder / "no-agent")}
     log = (folder / "serve.log").open("wb")

@@ -48,7 +48,7 @@ class Accounts:
             self._ledger.keep(tenant.name, gpu.uuid, tenant.kept_bytes, movable=movable)
             self._pages.publish(tenant, gpu.uuid)
             self._pages.publish_kept(gpu.uuid)
-        if self._registry.gated(tenant):
+        if self._registry.takes_turns(tenant):
             self._broker.join(tenant)
         if self._registry.sliced(tenant):
             self._slices.join(tenant)
@@ -70,7 +70,7 @@ class Accounts:
         """Free what was kept for a tenant that is removed (memory charges, turns, copy queue). The tenant's processes
         must have ended.
         """
-        self._leave_turns(tenant)
+        self._broker.leave(tenant)
         self._slices.leave(tenant)
         self._ledger.forget(tenant.name)
         for gpu in tenant.gpus:
@@ -87,7 +87,7 @@ class Accounts:
         home, gpu = tenant.gpus[0], self._registry.gpus[target]
         self._registry.check_fits(tenant.spec, [gpu])
         self.limits.precede(tenant, gpu)
-        self._leave_turns(tenant)
+        self._broker.leave(tenant)
         self._slices.leave(tenant)
         self._residents.gpus[home.uuid].remove(tenant.name)
         self._registry.replace(tenant, gpu)
@@ -116,7 +116,3 @@ class Accounts:
                 page.flags &= ~(SlotFlag.UNGATED | SlotFlag.UNFENCED)
             session.send(wire.pack(MessageType.PAGE_UPDATE))
         self.open(tenant)
-
-    def _leave_turns(self, tenant: Tenant) -> None:
-        if tenant.name in self._broker.turns.gpus[tenant.gpus[0].uuid].accounts:
-            self._broker.leave(tenant)

@@ -38,6 +38,7 @@ def take_over(
     all_saved = state.load(file)
     # a checkpointed process holds no memory of a GPU, and may be unable to connect
     checkpointed = {row.get("name") for row in parked if row.get("method") == "checkpoint"}
+    checkpoints.expect(parked)
     for saved in all_saved:
         lasts = saved.alive or saved.starting or saved.owner is not None
         if not lasts and saved.spec.name not in declared:
@@ -68,5 +69,5 @@ def take_over(
             lives.watch_orphans(tenant, saved.processes)
         # a tenant whose program has ended is removed, unless a process of it reconnects within this time
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
-    checkpoints.take_over(parked)
+    checkpoints.take_over()
     limits.clean((*(saved.held for saved in all_saved if saved.held is not None), *closing))

@@ -155,14 +155,17 @@ class Checkpoints:
 
     # -- after a restart of the agent ------------------------------------------------------------------------------
 
-    def take_over(self, rows: list[dict[str, Any]]) -> None:
+    def expect(self, rows: list[dict[str, Any]]) -> None:
+        """Count tenants as parked before they are admitted again: others may have been given their GPU memory."""
+        self._parked.rows.update({parked.name: parked for parked in map(Parked.from_dict, rows)})
+
+    def take_over(self) -> None:
         """Take over tenants and processes that the previous agent had parked or was parking."""
-        for row in rows:
-            parked = Parked.from_dict(row)
+        for parked in list(self._parked.rows.values()):
             tenant = self._registry.tenants.get(parked.name)
             if tenant is None and not (parked.name.startswith("pid:") and any(map(processes.alive, parked.keys))):
+                del self._parked.rows[parked.name]
                 continue
-            self._parked.rows[parked.name] = parked
             if tenant is not None and parked.by_order and self._registry.gated(tenant):
                 self._broker.suspend(tenant)
             if parked.method == "checkpoint":

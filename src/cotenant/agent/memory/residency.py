@@ -146,7 +146,8 @@ class Residency:
         for attempt in range(6):
             residency = residents.refresh(gpu)
             line = broker.turns.line(gpu, time.monotonic_ns())
-            stay = [t.name for t in self._registry.on_gpu(gpu) if t is not tenant and broker.holds(t, gpu)]
+            others = [t for t in self._registry.on_gpu(gpu) if t is not tenant and t.name not in leave]
+            stay = [t.name for t in others if not self._registry.takes_turns(t) or broker.holds(t, gpu)]
             # a tenant that has just allocated will allocate more, so more space is made than it needs now
             more = residency.occupants[tenant.name].movable_bytes // GROWTH if refused_bytes else 0
             plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay, leave=leave)

@@ -203,7 +203,8 @@ class Residents:
             if other.spec.oversubscribe == "park" and occupant.can_leave:
                 continue
             starting = not any(state for session in other.sessions for state in session.moves.values())
-            leaves = occupant.can_leave or (starting and other.spec.oversubscribe != "none")
+            movable = other.spec.oversubscribe != "none" and self._registry.takes_turns(other)
+            leaves = movable and (occupant.can_leave or starting)
             staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
             # memory that another tenant has reserved but not allocated yet is not counted, since that tenant can wait
             if leaves:

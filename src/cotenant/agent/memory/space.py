@@ -91,7 +91,8 @@ class SpaceMaker:
         try:
             while (fault := await attempt()) is not None and worth_it() and time.monotonic() < deadline:
                 for other in self._registry.on_gpu(gpu, without=tenant.name) if hold_off else ():
-                    if other.spec.oversubscribe != "none" and self._broker.holds(other, gpu):
+                    turns = other.spec.oversubscribe != "none" and self._registry.takes_turns(other)
+                    if turns and self._broker.holds(other, gpu):
                         self._broker.suspend(other)
                         held_off.add(other.name)
                 await asyncio.sleep(AGAIN_S)

@@ -108,7 +108,7 @@ class Requests:
         page.uuid[:] = list(uuid)
         gate = SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
         gate |= SlotFlag.HOLDS_FLOOR if tenant.spec.latency_sensitive else SlotFlag(0)
-        page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate | self._copies.flag(session, gpu)
+        page.flags = SlotFlag.ATTACHED | tenant.slot_flags | gate | self._copies.flag(session, gpu)
 
     def _gpu(self, session: Session, head: wire.Head) -> str:
         gpu = session.slots.get(head.slot)
@@ -121,7 +121,7 @@ class Requests:
         burst_ns = wire.body("token_request", data)[0]
         # whether the tenant needs turns is read from the agent's own record, because the process could change the flag
         # on the shared page
-        if session.tenant.enforcement.slot_flags & SlotFlag.UNGATED:
+        if session.tenant.slot_flags & SlotFlag.UNGATED:
             session.send(wire.pack_grant(head.sequence, head.slot, 0, 1, NO_DEADLINE, 0))
             return
         self._broker.request(session, head.slot, min(burst_ns, 1 << 62))

@@ -67,9 +67,13 @@ class Registry:
             raise InputError(f"this agent has no GPU {text!r}; it has {', '.join(self.gpus)}", field=field)
         return gpu
 
-    def gated(self, tenant: Tenant) -> bool:
+    def takes_turns(self, tenant: Tenant) -> bool:
         """Whether a tenant takes turns that the agent grants."""
         return self.mechanisms[tenant.spec.mechanism].capabilities.gated
+
+    def gated(self, tenant: Tenant) -> bool:
+        """Whether launches of a tenant wait for the agent: for a turn, or until the tenant's memory is on its GPU."""
+        return self.takes_turns(tenant) or tenant.spec.oversubscribe != "none"
 
     def sliced(self, tenant: Tenant) -> bool:
         """Whether the agent sets a tenant's hardware time slices."""
@@ -281,21 +285,28 @@ class Registry:
             )
         self._memory_fits(spec, gpu, [t.spec for t in others], where)
 
+    def _leaves(self, spec: TenantSpec) -> bool:
+        """Whether a tenant's memory leaves the GPU for another tenant's turn. Without turns it leaves only by order."""
+        return spec.oversubscribe != "none" and self.mechanisms[spec.mechanism].capabilities.gated
+
     def _memory_fits(self, spec: TenantSpec, gpu: Gpu, others: list[TenantSpec], where: str) -> None:
         """Check that a GPU's memory suffices for a new tenant. The memory limits of all tenants that stay on the GPU,
         and the largest limit of a tenant that can be swapped, must fit together.
         """
-        if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities.gated:
+        mine = self.mechanisms[spec.mechanism].capabilities
+        if spec.oversubscribe != "none" and not mine.gated and not (mine.sliced and spec.oversubscribe == "swap"):
             gated = " or ".join(name for name, kind in self.mechanisms.items() if kind.capabilities.gated)
+            why = f"memory is swapped only between turns (--mechanism {gated})"
+            if mine.sliced:
+                why = f"without turns only swap is possible, and memory then moves when a tenant is parked; or {gated}"
             raise InputError(
-                f"{spec.name} cannot oversubscribe under {spec.mechanism}: memory is swapped only between turns "
-                f"(--mechanism {gated})",
+                f"{spec.name} cannot have oversubscribe: {spec.oversubscribe} under {spec.mechanism}: {why}",
                 field="--oversubscribe",
             )
         if spec.memory_bytes is not None:
-            staying = sum(s.memory_bytes or 0 for s in others if s.oversubscribe == "none")
-            leaving = max((s.memory_bytes or 0 for s in others if s.oversubscribe != "none"), default=0)
-            taken = staying if spec.oversubscribe != "none" else staying + leaving
+            moved = [s.memory_bytes or 0 for s in others if self._leaves(s)]
+            staying = sum(s.memory_bytes or 0 for s in others if not self._leaves(s))
+            taken = staying if self._leaves(spec) else staying + max(moved, default=0)
             if taken + spec.memory_bytes > gpu.memory_bytes:
                 left = max(0, gpu.memory_bytes - taken)
                 raise InputError(

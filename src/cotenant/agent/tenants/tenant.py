@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cotenant.abi.protocol import NO_SLOT, MessageType, MoveFlag, Status
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.page import Page
@@ -101,6 +102,12 @@ class Tenant:
         """The tenant's memory limit on a GPU. If none is set, it is the GPU's size for swappable tenants, else None."""
         movable = self.spec.oversubscribe != "none"
         return gpu.memory_bytes if self.spec.memory_bytes is None and movable else self.spec.memory_bytes
+
+    @property
+    def slot_flags(self) -> int:
+        """How the shim treats launches. Those of a tenant whose memory can be moved wait while it is moved."""
+        moves = self.spec.oversubscribe != "none"
+        return self.enforcement.slot_flags & ~SlotFlag.UNGATED if moves else self.enforcement.slot_flags
 
     @property
     def kept_bytes(self) -> int | None:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from cotenant.abi.protocol import MessageType, ReleaseReason
+from cotenant.abi.protocol import NO_DEADLINE, MessageType, ReleaseReason
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
@@ -88,6 +88,9 @@ class Broker:
         session.asking.add(slot)
         if session.tenant.name in self._suspended:
             return
+        if self._stands(session.tenant):
+            self._let_run(session, slot)
+            return
         out = self.turns.request(gpu, session.tenant.name, time.monotonic_ns(), burst_ns)
         hold = self._holds.get(gpu)
         if out or hold is None or hold.contended is False:
@@ -97,6 +100,11 @@ class Broker:
         """Grant a tenant no turns and revoke its present turn. Requests are answered after `unsuspend`."""
         self._suspended.add(tenant.name)
         now_ns = time.monotonic_ns()
+        if self._stands(tenant):
+            for session in tenant.sessions:
+                for slot, epoch in session.granted.items():
+                    session.page.slots[slot].epoch = 0
+                    session.send(wire.pack(MessageType.TOKEN_REVOKE, {"epoch": epoch}, slot=slot))
         for gpu in tenant.gpus:
             machine = self.turns.gpus[gpu.uuid]
             if tenant.name in machine.accounts:
@@ -111,6 +119,9 @@ class Broker:
     def unsuspend(self, tenant: Tenant) -> None:
         """Grant turns to a suspended tenant again."""
         self._suspended.discard(tenant.name)
+        for session in tenant.sessions if self._stands(tenant) else ():
+            for slot in list(session.asking):
+                self._let_run(session, slot)
         for gpu in tenant.gpus:
             if tenant.name in self.turns.gpus[gpu.uuid].accounts and self._asks(tenant, gpu.uuid):
                 self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
@@ -129,6 +140,8 @@ class Broker:
     def holds(self, tenant: Tenant, gpu: str) -> bool:
         """Whether the tenant has a turn on a GPU, or work of its last turn still runs there."""
         machine = self.turns.gpus[gpu]
+        if self._stands(tenant):
+            return any(slot in session.granted for session, slot in tenant.slots_on(gpu))
         return tenant.name in machine.overrun or (machine.turn is not None and machine.turn.account.name == tenant.name)
 
     def resume_turn(self, gpu: str, name: str, epoch: int, floor_ns: int) -> None:
@@ -160,6 +173,10 @@ class Broker:
         del session.granted[slot]
         if again:
             session.asking.add(slot)
+        if self._stands(session.tenant):
+            if again and session.tenant.name not in self._suspended:
+                self._let_run(session, slot)
+            return
         self._member_done(session, gpu, drained_ns, _REASONS.get(reason, "released"))
 
     def drop(self, session: Session) -> None:
@@ -196,6 +213,20 @@ class Broker:
         again = self._asks(tenant, gpu) and tenant.name not in self._suspended
         out = self.turns.release(gpu, tenant.name, hold.epoch, now_ns, hold.drained_ns, hold.reason, again)
         self._obey(out, gpu)
+
+    def _stands(self, tenant: Tenant) -> bool:
+        """Whether a tenant takes no turns. If its memory can be moved, its processes run except while it is suspended.
+        """
+        return tenant.name not in self._tenants
+
+    def _let_run(self, session: Session, slot: int) -> None:
+        """Grant a process of a tenant without turns a turn without end."""
+        session.asking.discard(slot)
+        self._wire_epoch += 1
+        session.granted[slot] = page_epoch = self._wire_epoch
+        page = session.page.slots[slot]
+        page.deadline_ns, page.epoch = NO_DEADLINE, page_epoch
+        session.send(wire.pack_grant(0, slot, time.monotonic_ns(), page_epoch, NO_DEADLINE, 0))
 
     def _asks(self, tenant: Tenant, gpu: str) -> bool:
         return any(gpu == s.slots.get(slot) for s in tenant.sessions for slot in s.asking)

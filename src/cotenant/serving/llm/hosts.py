@@ -19,6 +19,7 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.mechanisms.registry import AUTO
+from cotenant.agent.mechanisms.slices import Slices
 from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.tenants.host_memory import available_bytes, total_bytes
 from cotenant.agent.tenants.launcher import program_environment
@@ -56,7 +57,7 @@ class AgentHost:
         self._host_bytes, self._budget_bytes = host_bytes, 0
         # Memory can be evicted only if the models take turns on the GPU, because it is evicted between two turns.
         # Models take turns with the mechanism `time`, and possibly with `auto`.
-        self.moves = wanted.mechanism in (AUTO, Time.name)
+        self.moves = wanted.mechanism in (AUTO, Time.name, Slices.name)
         self._given = folder
         self.agent = folder or agent_folder()
         self._own: asyncio.subprocess.Process | None = None
