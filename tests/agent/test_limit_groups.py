@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import pytest
 from limit_world import GIB, PlainCard, World
 from waiting import wait_for
 
+from cotenant.agent.memory_limits import watch
 from cotenant.agent.memory_limits.enforcer import card_of
 from cotenant.agent.memory_limits.groups import NoGroupError, new_group, own_group, place_group
 from cotenant.agent.memory_limits.watch import Watch
@@ -246,6 +249,35 @@ def test_limit_of_a_containers_group_stays_while_a_process_there_uses_the_gpu(wo
     assert world.limit(service) == str(GIB)
     using.clear()
     world.limits.look()
+    assert world.limit(service) == "max"
+
+
+def test_driver_is_asked_in_a_thread_who_uses_the_group_of_an_ended_tenant(world, process, monkeypatch):
+    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.0)
+    service = world.group("system.slice", "train.service")
+    world.groups.enter(service, process)
+    tenant, using, asked = world.tenant(), [process], list[str]()
+
+    def processes(self: object, uuids: Iterable[str]) -> dict[str, list[int]]:
+        asked.append(threading.current_thread().name)
+        return {world.gpu.uuid: using} if len(asked) < 5 else {}
+
+    monkeypatch.setattr(type(device("soft")), "processes", processes)
+    world.limits.begin(tenant, process)
+    world.registry.remove(tenant)
+
+    async def watched() -> None:
+        world.limits.end(tenant)
+        task = asyncio.create_task(world.limits.run())
+        while world.limits.closing():
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(watched())
+    main, *later = asked
+    assert main == threading.main_thread().name, "at its end at once"
+    assert len(later) == 4
+    assert main not in later
     assert world.limit(service) == "max"
 
 

@@ -27,7 +27,7 @@ NOTHING_SET = (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND)  # NVML errors that
 CLEAR_TRIES = 30
 
 
-@dataclass
+@dataclass(eq=False)
 class _Closing:
     """A control group whose tenant has ended."""
 
@@ -36,6 +36,9 @@ class _Closing:
     name: str
     tries: int = 0
     said: str = ""  # why the control group could not be closed, as it was logged last
+
+
+Users = dict[_Closing, list[int]]  # pids of the processes on the GPUs of an ended tenant
 
 
 class Closings:
@@ -61,23 +64,31 @@ class Closings:
         """The control groups of ended tenants that are not closed yet."""
         return [each.group for each in self._each]
 
-    def sweep(self) -> bool:
-        """Close the control groups that have no processes any more. Returns whether a group was closed."""
-        left = [each for each in self._each if not self._closed(each)]
+    def users(self) -> Users:
+        """Processes on the GPUs of each ended tenant whose group the agent did not make. Waits for the driver: call it
+        in a thread.
+        """
+        return {each: self._using(each) for each in list(self._each) if not each.group.made}
+
+    def sweep(self, users: Users | None = None) -> bool:
+        """Close the control groups that have no processes any more. Returns whether a group was closed. `users`: what
+        `users` has returned before; a process of an ended tenant that was gone then cannot be back.
+        """
+        left = [each for each in self._each if not self._closed(each, users or {})]
         for each in self._each:
             if each not in left:
                 self._applied.forget(each.group.path)
         changed, self._each = len(left) != len(self._each), left
         return changed
 
-    def _closed(self, each: _Closing) -> bool:
+    def _closed(self, each: _Closing, users: Users) -> bool:
         path = each.group.path
         try:
             if not path.exists():
                 return True
             hierarchy = self._hierarchy(each.gpus)
             below = list(hierarchy.groups(path)) if each.group.made else [path]
-            if self._busy(hierarchy, each):
+            if self._busy(hierarchy, each, users):
                 return False
             faults = [fault for group in reversed(below) for gpu in each.gpus if (fault := self._clear(group, gpu))]
             each.tries += 1
@@ -92,7 +103,12 @@ class Closings:
             return False
         return True
 
-    def _busy(self, hierarchy: Cgroups, each: _Closing) -> bool:
+    @staticmethod
+    def _using(each: _Closing) -> list[int]:
+        found = device_of(each.gpus[0]).processes(gpu.uuid for gpu in each.gpus)
+        return [pid for pids in found.values() for pid in pids]
+
+    def _busy(self, hierarchy: Cgroups, each: _Closing, users: Users) -> bool:
         """Return whether processes are left in a control group. In a group that the agent did not make, only processes
         that use the GPU count, because the group continues to exist. Raises OSError
         if the processes cannot be read.
@@ -100,8 +116,8 @@ class Closings:
         path = each.group.path
         if each.group.made:
             return any(hierarchy.processes(group) for group in hierarchy.groups(path))
-        using = device_of(each.gpus[0]).processes(gpu.uuid for gpu in each.gpus)
-        return any(hierarchy.contains(path, pid) for pids in using.values() for pid in pids)
+        using = users[each] if each in users else self._using(each)
+        return any(hierarchy.contains(path, pid) for pid in using)
 
     def _clear(self, group: Path, gpu: Gpu) -> str:
         """Clear a control group's limit on a GPU. Returns why that failed; empty if the group has no limit any more."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cotenant.agent import processes
 from cotenant.agent.memory_limits.applied import Applied
-from cotenant.agent.memory_limits.closing import Closings
+from cotenant.agent.memory_limits.closing import Closings, Users
 from cotenant.agent.memory_limits.groups import (
     NoGroupError,
     hierarchy_of,
@@ -82,7 +82,7 @@ class MemoryLimits:
         self._detected: dict[str, Detected] = {}
         self._applied = Applied(card)
         self._closings = Closings(self._applied, hierarchy_of)
-        self._watch = Watch(registry, self._applied, self._detected, warn, self._sweep)
+        self._watch = Watch(registry, self._applied, self._detected, warn, self._closings, self._sweep)
 
     # -- what enforces limits --------------------------------------------------------------------------------------
 
@@ -346,8 +346,8 @@ class MemoryLimits:
         gpus = tuple(gpu for uuid, gpu in self._registry.gpus.items() if uuid in limited)
         self._closings.add(group, gpus, tenant.name)
 
-    def _sweep(self) -> None:
-        if self._closings.sweep():
+    def _sweep(self, users: Users | None = None) -> None:
+        if self._closings.sweep(users):
             self._save()
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cotenant.agent import processes
 from cotenant.agent.memory_limits.applied import Applied, Key
+from cotenant.agent.memory_limits.closing import Closings, Users
 from cotenant.agent.memory_limits.groups import hierarchy_of, in_container
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.registry import Registry
@@ -32,12 +33,13 @@ UNANSWERED = f"whether the tenant's memory limit holds is not known: the driver 
 class Reading:
     """What a check of the memory limits found. `limits`: the hard limits that the driver reports, or why it reports
     none. `below`: groups inside a tenant's group that have limits of their own. `inside`: the processes of each
-    tenant's group by pid.
+    tenant's group by pid. `users`: see `Closings.users`.
     """
 
     limits: dict[Key, int | str] = field(default_factory=dict)
     below: list[tuple[Key, Path]] = field(default_factory=list)
     inside: dict[Path, dict[int, ProcessKey]] = field(default_factory=dict)
+    users: Users = field(default_factory=dict)
 
 
 def held_by(registry: Registry) -> dict[Path, Tenant]:
@@ -54,13 +56,14 @@ class Watch:
         applied: Applied,
         detected: Mapping[str, Detected],
         warn: Callable[[Tenant, str], None],
-        sweep: Callable[[], None],
+        closings: Closings,
+        sweep: Callable[[Users], None],
     ) -> None:
-        """`detected`: what driver and kernel offer for memory limits, by the GPU's UUID. `sweep` closes the groups of
-        ended tenants; it is called at each check.
+        """`detected`: what driver and kernel offer for memory limits, by the GPU's UUID. `sweep` closes those of the
+        `closings`, the groups of ended tenants, that have no processes; it is called at each check.
         """
         self._registry, self._applied, self._detected = registry, applied, detected
-        self._warn, self._sweep = warn, sweep
+        self._warn, self._closings, self._sweep = warn, closings, sweep
         self.faults: dict[Key, str] = {}
         self._inside: dict[Path, dict[int, ProcessKey]] = {}
         self._outside: set[tuple[str, ProcessKey]] = set()  # (tenant, process outside its group) already reported
@@ -115,7 +118,7 @@ class Watch:
         return wanted
 
     def _read(self, wanted: Iterable[Key], before: Mapping[Path, Mapping[int, ProcessKey]]) -> Reading:
-        found = Reading()
+        found = Reading(users=self._closings.users())
         for path, uuid in wanted:
             gpu = self._registry.gpus[uuid]
             try:
@@ -168,7 +171,7 @@ class Watch:
             for process in left.union(map(processes.key_of, tenant.pids.difference(inside))):
                 self._check_place(tenant, process)
         self._inside = found.inside
-        self._sweep()
+        self._sweep(found.users)
 
     def _set_back(self, tenant: Tenant, gpu: Gpu, expected: int, found: int | str) -> None:
         assert tenant.held is not None
