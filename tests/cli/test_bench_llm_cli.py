@@ -88,6 +88,12 @@ def test_options_that_cannot_be_are_refused(options: list[str], said: str) -> No
     assert (done.code, said in done.err) == (2, True), done.err
 
 
+def test_too_long_requests_are_refused_before_the_engine_is_measured() -> None:
+    done = cotenant("bench", "llm", "--rates", "1", "--prompt", "99999", "--duration", "9s")
+    assert (done.code, "no request of 1/s fits into the 32,768 tokens" in done.err) == (2, True), done.err
+    assert "measuring" not in done.err
+
+
 def test_all_requests_may_be_too_long(engine: str, tmp_path: Path) -> None:
     asked = ["--url", engine, "--model", "chat", "--profile", tmp_path / "real.json", "--rates", "5"]
     done = cotenant("bench", "llm", *asked, "--prompt", "400", "--duration", "1s")

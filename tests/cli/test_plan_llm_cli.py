@@ -71,6 +71,13 @@ def test_best_effort_models_do_not_count(tmp_path: Path, profile: Path) -> None:
     path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + late)
     found = plan(path, profile)
     assert (found["per_gpu"], found["gpus"]) == (2, 1)
+    last = found["rows"][-1]  # type: ignore[index]
+    assert (last["least"], last["attainment"], last["best_effort"]) == (1.0, 0.5, 0.0)
+    lengths = ("--prompt", "90", "--output", "1", "--arrivals", "constant", "--rate", "1", "--duration", "60s")
+    shown = cotenant("plan", path, "--profile", profile, *lengths)
+    assert "one GPU serves 2 of the 2 models: each latency-sensitive model has 99% of its requests in time" in shown.out
+    assert "best-effort models need not reach 99%" in shown.out
+    assert "(here: night)" in shown.out
     # but a model that never has room beside the others is not served
     path.write_text(HEAD + ROW.format("a", "40GiB", 350, ", keep: 1") + late.replace("10GiB", "50GiB"))
     found = plan(path, profile)
@@ -82,8 +89,15 @@ def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
     path.write_text(HEAD + "".join(ROW.format(name, "10GiB", 350, "") for name in "ab"))
     asked = ("plan", path, "--profile", profile, "--rate", "1", "--prompt", "90", "--output", "1", "--duration", "60s")
     shown = cotenant(*asked)
-    assert "all 2 models: 1 GPU; with one GPU per model: 2" in shown.out
-    assert "one GPU serves 2 of the 2 models with 99% of the requests in time" in shown.out
+    assert "all 2 models need 1 GPU (one for each model would be 2)" in shown.out
+    assert "one GPU serves 2 of the 2 models: each model has 99% of its requests in time" in shown.out
+    assert "best-effort" not in shown.out
+    long = cotenant(*asked, "--prompt", "40000")
+    assert (long.code, long.err) == (
+        2, "cotenant: no request of a fits into the 32,768 tokens of its context; shorten prompts or answers\n"
+    )  # fmt: skip
+    none = cotenant(*asked[:4], "--rate", "b=1", "--duration", "60s")
+    assert (none.code, "a has no requests; the first model of the file must have some" in none.err) == (2, True)
     # the target of 99 ms cannot be met, because the prefill takes 100 ms
     path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + ROW.format("b", "10GiB", 99, ""))
     late = cotenant(*asked)
@@ -119,3 +133,28 @@ def test_models_on_parts_of_a_gpu(tmp_path: Path) -> None:
     assert (none.code, "model b has no requests" in none.err) == (2, True)
     unknown = cotenant("plan", path, "--divide", "H300", "--profile", "1b", "--rate", "1")
     assert (unknown.code, "divide" in unknown.err) == (2, True)
+
+
+def test_the_gpu_model_of_the_file_decides_how_many_models_fit(tmp_path: Path, profile: Path) -> None:
+    path = tmp_path / "models.yaml"
+    rows = "models:\n" + "".join(ROW.format(name, "30GiB", 350, "") for name in "abc")
+    for gpus, per_gpu, gib in (
+        ("", 2, 80), ("gpus: {model: A100-40GB}\n", 1, 40), ("gpus: {model: H200}\n", 3, 141)
+    ):  # fmt: skip
+        path.write_text(gpus + rows)
+        found = plan(path, profile)
+        assert (found["per_gpu"], found["gpu_memory_bytes"]) == (per_gpu, gib << 30)
+    path.write_text("gpus: {model: A10}\n" + rows)
+    small = cotenant("plan", path, "--profile", profile, "--rate", "1")
+    assert (small.code, "field models[0].memory: a needs 30.00 GiB, but" in small.err) == (2, True), small.err
+
+
+def test_parts_of_a_gpu_have_the_memory_of_the_divided_model(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    words = ("plan", path, "--profile", "1b", "--rate", "0.1", "--duration", "100s", "--divide")
+    path.write_text("models:\n" + ROW.format("a", "90GiB", 1000, ""))
+    done = cotenant(*words, "H200", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["gpu_memory_from"] == "--divide"
+    small = cotenant(*words, "H100-80GB")
+    assert (small.code, "a needs 90.00 GiB, but the models may use only 72.00 GiB" in small.err) == (2, True), small.err

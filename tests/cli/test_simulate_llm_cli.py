@@ -94,7 +94,8 @@ def test_fixed_fractions_and_rates_by_name(files: tuple[Path, Path, Path]) -> No
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "trace: give --trace FORMAT:PATH or --rate"),
+        ((), "cotenant: give the requests: --trace FORMAT:PATH, or --rate R"),
+        (("--rate", "1", "--prompt", "40000"), "no request fits into the 32,768 tokens"),
         (("--rate", "x=1"), "there is no model 'x'; the models are chat, code"),
         (("--rate", "1", "--prompt", "many"), "--prompt: 'many' is not a length"),
         (("--rate", "1", "--sharing", "half"), "sharing: 'half' is not conserving or fixed"),
@@ -128,3 +129,43 @@ def test_programs_without_a_gpu_are_stopped_where_others_are_evicted(files: tupl
 def test_a_model_without_a_profile_is_named(files: tuple[Path, Path, Path]) -> None:
     done = cotenant("simulate", "--serving", files[0], "--profile", "chat=8b", "--rate", "1")
     assert "code has no profile; give --profile code=FILE or =8b" in done.err
+
+
+def test_the_memory_of_a_gpu_is_that_of_its_model_and_is_printed(files: tuple[Path, Path, Path]) -> None:
+    models, profile, trace = files
+    asked = ("simulate", "--serving", models, "--profile", profile, "--trace", trace)
+    for gpus, gib, source, why in (
+        ("count: 1", 80, "default", "assumed"),
+        ("count: 1, model: A100-40GB", 40, "gpus.model", "the memory of A100-40GB"),
+        ("count: 1, model: NVIDIA H200", 141, "gpus.model", "the memory of H200"),
+        ("count: 1, model: H200, memory: 70GiB", 70, "gpus.memory", "as gpus.memory states"),
+    ):
+        models.write_text(MODELS.replace("count: 1, memory: 80GiB", gpus))
+        done = cotenant(*asked, "--json")
+        assert done.code == 0, done.err
+        content = json.loads(done.out)
+        assert (content["gpu_memory_bytes"], content["gpu_memory_from"]) == (gib << 30, source)
+        shown = cotenant(*asked)
+        assert f"models may use {gib} GiB of each GPU ({why}" in shown.out
+
+
+def test_a_model_without_room_on_any_gpu_is_refused_as_by_the_server(files: tuple[Path, Path, Path]) -> None:
+    models, profile, trace = files
+    asked = ("simulate", "--serving", models, "--profile", profile, "--trace", trace)
+    models.write_text(MODELS.replace("memory: 80GiB", "model: A10"))
+    done = cotenant(*asked)
+    where = f"{models}, line 4, field models[0].memory"
+    sentence = "chat needs 30.00 GiB, but the models may use only 24.00 GiB of each GPU"
+    assert (done.code, done.err) == (2, f"cotenant: {where}: {sentence}\n")
+    models.write_text(MODELS.replace("memory: 80GiB", "model: A10, memory: 32GiB"))
+    done = cotenant(*asked)
+    assert (done.code, "gpus.memory: 32 GiB are too much: A10 has only 24 GiB" in done.err) == (2, True), done.err
+    kept = MODELS.replace("tpot_ms: 30}", "tpot_ms: 30, keep: 1}")
+    models.write_text(kept.replace("memory: 80GiB", "model: A100-40GB"))
+    done = cotenant(*asked)
+    assert (done.code, "the models to keep do not fit together" in done.err) == (2, True), done.err
+    models.write_text(MODELS.replace("memory: 80GiB", "model: A100-50GB"))
+    done = cotenant(*asked)
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    for text in ("gpus.model: 'A100-50GB'", "A100-40GB, A100-80GB", "gpus.memory"):
+        assert text in done.err

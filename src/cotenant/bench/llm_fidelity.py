@@ -112,6 +112,18 @@ def live(engine: Engine, trace: TokenTrace, seed: int) -> dict[str, Any]:
     return total | {"lateness_ms": found["lateness_ms"]}
 
 
+def fitting_loads(profile: LlmProfile, loads: Sequence[tuple[str, TokenTrace]]) -> list[tuple[str, TokenTrace]]:
+    """Return the loads without the requests that are longer than the model's context. InputError if nothing is left of
+    one."""
+    most = longest([SimModel(ModelFacts(profile.name, 1), profile, Target(profile.name))])
+    found = [(name, trace.fitting(most)) for name, trace in loads]
+    for name, trace in found:
+        if not len(trace):
+            raise InputError(f"no request of {name} fits into the {most[0]:,} tokens of the model's context",
+                             field="prompt")  # fmt: skip
+    return found
+
+
 def compare(
     engine: Engine, traces: Sequence[tuple[str, TokenTrace]], seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -121,13 +133,8 @@ def compare(
     """
     rows: list[dict[str, Any]] = []
     profile = engine.profile
-    most = longest([SimModel(ModelFacts(profile.name, 1), profile, Target(profile.name))])
-    for name, trace in traces:
-        fitting = trace.fitting(most)
+    for (name, trace), (_, fitting) in zip(traces, fitting_loads(profile, traces), strict=True):
         left_out = len(trace) - len(fitting)
-        if not len(fitting):
-            raise InputError(f"no request of {name} fits into the {most[0]:,} tokens of the model's context",
-                             field="prompt")  # fmt: skip
         also = f", {left_out:,} longer than the model's context" if left_out else ""
         say(f"{name}: {len(fitting):,} requests, {fitting.span_s:.0f} s{also}")
         virtual, real = simulated(profile, fitting), live(engine, fitting, seed)

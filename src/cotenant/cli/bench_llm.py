@@ -41,7 +41,7 @@ def llm(
     from cotenant.core.units import parse_seconds
 
     require("serve", "numpy", "httptools", "orjson")
-    from cotenant.bench.llm_fidelity import Engine, compare, dump, given_engine, own_engine, table
+    from cotenant.bench.llm_fidelity import Engine, compare, dump, fitting_loads, given_engine, own_engine, table
     from cotenant.loadgen.openai import PATHS
     from cotenant.profiles.llm.files import find_profile
     from cotenant.workloads.llm.drawn import draw_trace
@@ -55,7 +55,8 @@ def llm(
 
     running: contextlib.AbstractContextManager[Engine]
     if url is not None and model is not None:
-        name, running = model, contextlib.nullcontext(given_engine(url, model, profile, endpoint))
+        given = given_engine(url, model, profile, endpoint)
+        name, found, running = model, given.profile, contextlib.nullcontext(given)
     else:
         found = find_profile(profile, "timed")
         name, running = found.name, own_engine(found, rounds, endpoint, seed, say)
@@ -69,6 +70,7 @@ def llm(
     if trace is not None:
         read = read_tokens(trace, TokenOptions(0.0, length_s, seed)).onto([name], seed)
         loads.append((trace.partition(":")[0], read))
+    fitting_loads(found, loads)  # what cannot be measured is refused before the engine's profile is
     with running as engine:
         result = compare(engine, loads, seed, say)
     print(dump(result) if as_json else table(result))

@@ -4,6 +4,7 @@ profiles.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +19,12 @@ from cotenant.core.units import parse_fraction, parse_seconds
 if TYPE_CHECKING:
     from cotenant.profiles.llm.profile import LlmProfile
     from cotenant.serving.config.models import ModelsConfig
-    from cotenant.sim.llm.engine import LlmSetup
+    from cotenant.sim.llm.engine import LlmSetup, SimModel
     from cotenant.workloads.llm.trace import TokenTrace
 
 REQUESTS = "Requests"
 Text = str | None
-DEFAULT_GPU_BYTES = 80 << 30
+DEFAULT_GPU_BYTES = 80 << 30  # that of an H100-80GB, for which the times of a model size are estimated
 DEFAULT_S = 60.0  # duration of generated requests, if no option states one
 
 REQUEST_OPTIONS: Options = {
@@ -46,6 +47,70 @@ Profiles = Annotated[
         "(8b). Repeatable.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """The memory that models may use on each GPU, in bytes. `source`: `gpus.memory` or `gpus.model` of the models file,
+    `--divide`, or `default`."""
+
+    each_bytes: int
+    source: str
+    model: str | None = None  # name of the GPU model in the catalog, if one was given
+
+    def content(self) -> dict[str, int | str]:
+        """As keys of a JSON object."""
+        return {"gpu_memory_bytes": self.each_bytes, "gpu_memory_from": self.source}
+
+    def sentence(self) -> str:
+        """Return a sentence that states the memory and its source."""
+        why = {
+            "gpus.model": f"the memory of {self.model}, as gpus.model states",
+            "--divide": f"what is assumed free on {self.model}; gpus.memory of the file states another value",
+            "default": "assumed; gpus.model or gpus.memory of the file states another value",
+        }.get(self.source, f"as {self.source} states")
+        return f"models may use {self.each_bytes / 2**30:g} GiB of each GPU ({why})"
+
+
+def gpu_memory(config: ModelsConfig, divide: str | None = None) -> GpuMemory:
+    """Return the memory of each GPU for a plan or a simulation. `divide`: GPU model whose parts are planned, if any.
+    InputError names file and field if the GPU model is unknown or has less memory than gpus.memory, or if a model needs
+    more than one GPU has.
+    """
+    from cotenant.core.gpus import find_gpu
+    from cotenant.serving.config.models import CPU, SOFT, check_sizes
+
+    given, name = config.raw.gpus.memory, config.raw.gpus.model
+    card = find_gpu(divide, "divide") if divide is not None else None
+    with contextlib.nullcontext() if config.source is None else config.source.located():
+        if card is None and name not in (None, SOFT, CPU):
+            try:
+                card = find_gpu(str(name))
+            except InputError as error:
+                # beside services the name may be that of a profile of theirs, of which only the memory need be known
+                if given is None:
+                    raise InputError(f"{error.message}; or give gpus.memory", field="gpus.model") from None
+        if given is not None and card is not None and given > card.memory_bytes:
+            has = f"{card.name} has only {card.memory_bytes / 2**30:g} GiB"
+            raise InputError(f"{given / 2**30:g} GiB are too much: {has}", field="gpus.memory")
+        if given is not None:
+            found = GpuMemory(given, "gpus.memory")
+        elif divide is not None and card is not None:
+            from cotenant.profiles.llm.partitions import USABLE
+
+            found = GpuMemory(round(USABLE * card.memory_bytes), "--divide", card.name)
+        elif card is not None:
+            found = GpuMemory(card.memory_bytes, "gpus.model", card.name)
+        else:
+            found = GpuMemory(DEFAULT_GPU_BYTES, "default")
+        check_sizes(config.models, found.each_bytes)
+    return found
+
+
+def times_sentence(setup: LlmSetup) -> str:
+    """Return a sentence that states on which GPUs the step times of the profiles hold; they are used on any GPU."""
+    known = dict.fromkeys(m.profile.gpu or "a GPU that the profile does not name" for m in setup.models)
+    return f"step times: those of {' and '.join(known)}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +143,7 @@ def build_trace(models: Sequence[str], given: Requests, factor: float = 1.0) -> 
     length_s = None if given.duration is None else parse_seconds(given.duration, field="duration")
     if given.trace is None:
         if not given.rate:
-            raise InputError("give --trace FORMAT:PATH or --rate", field="trace")
+            raise InputError("give the requests: --trace FORMAT:PATH, or --rate R")
         rates = [r * factor for r in rates_of(models, given.rate)]
         length_s = length_s or DEFAULT_S
         return draw_trace(models, rates, given.prompt, given.output, length_s, given.arrivals, given.seed)
@@ -87,6 +152,25 @@ def build_trace(models: Sequence[str], given: Requests, factor: float = 1.0) -> 
     options = TokenOptions(parse_seconds(given.start, field="start"), length_s or math.inf, given.seed)
     found = read_tokens(given.trace, options).thinned(parse_fraction(given.keep, field="keep"), given.seed)
     return found.faster(given.speed * factor).onto(models, given.seed)
+
+
+def fitting(trace: TokenTrace, models: Sequence[SimModel], each: bool = False) -> TokenTrace:
+    """Return the requests that fit the context of their model. InputError if none does; with `each`, if a model has
+    requests of which none does.
+    """
+    from cotenant.sim.llm.engine import longest
+
+    most = longest(models)
+    found = trace.fitting(most)
+    for index, model in enumerate(models):
+        if each and (trace.model == index).any() and not (found.model == index).any():
+            text = f"no request of {model.facts.name} fits into the {most[index]:,} tokens of its context"
+            raise InputError(f"{text}; shorten prompts or answers")
+    if not len(found):
+        limits = " or ".join(f"{n:,}" for n in sorted(set(most)))
+        text = f"no request fits into the {limits} tokens of the models' contexts"
+        raise InputError(f"{text}; shorten prompts or answers")
+    return found
 
 
 def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
@@ -135,8 +219,8 @@ def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
 
 
 def build_setup(
-    config: ModelsConfig, profiles: Sequence[LlmProfile], gpus: int | None, sharing: str, shares: Sequence[str],
-    warm: bool = True, prefix_cache: bool = False, start_s: float | None = None,
+    config: ModelsConfig, profiles: Sequence[LlmProfile], memory: GpuMemory, gpus: int | None, sharing: str,
+    shares: Sequence[str], warm: bool = True, prefix_cache: bool = False, start_s: float | None = None,
 ) -> LlmSetup:  # fmt: skip
     """Return the simulator's setup for models.yaml and the profiles."""
     from cotenant.core.metrics.tokens import Target
@@ -156,9 +240,8 @@ def build_setup(
         models.append(
             SimModel(known, profile, target, weights[entry.name], entry.max_concurrency, entry.max_queue)
         )  # fmt: skip
-    each = config.raw.gpus.memory or DEFAULT_GPU_BYTES
     settings = ModelSettings(idle_s=config.raw.idle)
     return LlmSetup(
-        tuple(models), (each,) * (gpus or config.raw.gpus.count), sharing, warm, prefix_cache, settings,
+        tuple(models), (memory.each_bytes,) * (gpus or config.raw.gpus.count), sharing, warm, prefix_cache, settings,
         0 if config.on_cpu else config.raw.host_memory,
     )  # fmt: skip

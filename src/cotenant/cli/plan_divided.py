@@ -12,6 +12,7 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.units import counted
 
 if TYPE_CHECKING:
+    from cotenant.cli.llm_setup import GpuMemory
     from cotenant.profiles.llm.partitions import Engine
     from cotenant.profiles.llm.profile import StepTimes
     from cotenant.serving.config.models import ModelsConfig
@@ -23,16 +24,14 @@ HEADROOM = 1.1  # factor on the rates in the first plan, before simulated reques
 
 
 def plan_parts(
-    config: ModelsConfig, setup: LlmSetup, specs: Sequence[str], gpu: str, trace: TokenTrace, target: float,
-    most_gpus: int, seed: int, as_json: bool,
+    config: ModelsConfig, setup: LlmSetup, memory: GpuMemory, specs: Sequence[str], gpu: str, trace: TokenTrace,
+    target: float, most_gpus: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan language models on parts of GPUs, verify the plan by simulation, and print it."""
     from cotenant.cli.progress import say_compiling_serving
     from cotenant.profiles.llm.partitions import divided
     from cotenant.sim.llm.divided import plan_divided
-    from cotenant.sim.llm.engine import longest
 
-    trace = trace.fitting(longest(setup.models))
     base = divided(gpu, config.raw.gpus.memory)
     measured = _measured(specs)
     engines = [_engine(model, measured, trace, i) for i, model in enumerate(setup.models)]
@@ -40,11 +39,12 @@ def plan_parts(
     found = plan_divided(engines, base, most_gpus, HEADROOM, target, trace, seed)
     content = _content(found, engines, target)
     if as_json:
-        print(json.dumps(content | {"seed": seed}))
+        print(json.dumps(content | memory.content() | {"seed": seed}))
     else:
         _show(content)
+        print(memory.sentence())
         for reason, count in trace.left_out.items():
-            print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
+            print(f"note: {counted(count, 'request')} left out: {reason}", file=sys.stderr)
     left = [x["model"] for x in content["left_out"]]
     if left:
         of = f"{len(left)} of {len(engines)} models"

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.llm_setup import Profiles, Requests, build_setup, build_trace, profiles_of, rates_of, takes_requests
+from cotenant.cli.llm_setup import (
+    GpuMemory,
+    Profiles,
+    Requests,
+    build_setup,
+    build_trace,
+    fitting,
+    gpu_memory,
+    profiles_of,
+    rates_of,
+    takes_requests,
+    times_sentence,
+)
 from cotenant.core.errors import InputError, WorkError
 
 if TYPE_CHECKING:
@@ -75,29 +87,29 @@ def plan(
     """
     import json
 
-    from cotenant.core.units import parse_fraction, parse_seconds
+    from cotenant.core.units import counted, parse_fraction, parse_seconds
     from cotenant.serving.config.models import read_models
-    from cotenant.sim.llm.engine import longest
     from cotenant.sim.llm.packing import pack
 
     config = read_models(models, starts=False)
     target = parse_fraction(attainment, field="attainment")
     start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
-    setup = build_setup(config, profiles_of(config, profile or []), 1, sharing, [], start_s=start_s)
+    memory = gpu_memory(config, divide)
+    setup = build_setup(config, profiles_of(config, profile or []), memory, 1, sharing, [], start_s=start_s)
     names = [m.name for m in config.models]
-    trace = _trace(names, requests)
+    trace = fitting(_trace(names, requests), setup.models, each=True)
     if divide is not None:
         from cotenant.cli.plan_divided import plan_parts
 
-        plan_parts(config, setup, profile or [], divide, trace, target, most_gpus, requests.seed, as_json)
+        plan_parts(config, setup, memory, profile or [], divide, trace, target, most_gpus, requests.seed, as_json)
         return
-    found = pack(trace.fitting(longest(setup.models)), setup, target, most_gpus, None if as_json else _say)
+    found = pack(trace, setup, target, most_gpus, None if as_json else _say)
     if as_json:
-        print(json.dumps(found.content() | {"seed": requests.seed}))
+        print(json.dumps(found.content() | memory.content() | {"seed": requests.seed}))
     else:
-        _show(found.content(), setup)
+        _show(found.content(), setup, memory)
         for reason, count in trace.left_out.items():
-            print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
+            print(f"note: {counted(count, 'request')} left out: {reason}", file=sys.stderr)
     if found.gpus is None:
         raise WorkError(_unmet(found.rows[-1], len(setup.models)))
 
@@ -116,32 +128,50 @@ def _trace(names: list[str], given: Requests) -> TokenTrace:
 
 
 def _say(row: Row) -> None:
+    from cotenant.core.units import counted
+
     print(
-        f"{row.models} model{'s' * (row.models > 1)} on {row.gpus} GPU{'s' * (row.gpus > 1)}: "
-        f"at least {row.least:.2%} in time",
+        f"{counted(row.models, 'model')} on {counted(row.gpus, 'GPU')}: "
+        f"at least {row.least:.2%} in time for each latency-sensitive model",
         file=sys.stderr,
     )
 
 
-def _show(content: dict[str, Any], setup: LlmSetup) -> None:
+def _show(content: dict[str, Any], setup: LlmSetup, memory: GpuMemory) -> None:
     from rich.markup import escape
 
     from cotenant.cli.fitting import plain_table, print_whole
+    from cotenant.core.units import counted
 
-    heads = ("models", "GPUs", "in time", "least", "of", "TTFT p99", "TPOT p99", "busy", "switches")
+    best_effort = [m.facts.name for m in setup.models if m.facts.best_effort]
+    beside = ("best-effort",) if best_effort else ()
+    heads = ("models", "GPUs", "least in time", "of", *beside, "all", "TTFT p99", "TPOT p99", "busy", "switches")
     table = plain_table(None, heads, left=("of",))
     for row in content["rows"]:
         ttft, tpot = (row[k] for k in ("ttft_p99_ms", "tpot_p99_ms"))
         table.add_row(
-            str(row["models"]), str(row["gpus"]), f"{row['attainment']:.2%}", f"{row['least']:.2%}",
-            escape(row["least_of"]), f"{ttft:.0f}", "-" if tpot is None else f"{tpot:.1f}", f"{row['busy']:.0%}",
-            f"{row['switches']:,}",
+            str(row["models"]), str(row["gpus"]), f"{row['least']:.2%}" if row["least_of"] else "-",
+            escape(row["least_of"]) or "-", *(_part(row["best_effort"]) for _ in beside), _part(row["attainment"]),
+            f"{ttft:.0f}", "-" if tpot is None else f"{tpot:.1f}", f"{row['busy']:.0%}", f"{row['switches']:,}",
         )  # fmt: skip
     print_whole(table)
-    target, whole = content["target"], len(setup.models)
-    print(f"one GPU serves {content['per_gpu']} of the {whole} models with {100 * target:g}% of the requests in time")
+    target, whole = f"{100 * content['target']:g}%", len(setup.models)
+    of_each = "each latency-sensitive model" if best_effort else "each model"
+    print(f"one GPU serves {content['per_gpu']} of the {whole} models: {of_each} has {target} of its requests in time")
     if (gpus := content["gpus"]) is not None:
-        print(f"all {whole} models: {gpus} GPU{'s' * (gpus > 1)}; with one GPU per model: {whole}")
+        apart = f" (one for each model would be {whole})" if gpus < whole else ""
+        print(f"all {whole} models need {counted(gpus, 'GPU')}{apart}")
+    if best_effort:
+        print(
+            f"best-effort models need not reach {target}: they count only if none of their requests is answered "
+            f"(here: {', '.join(best_effort)})"
+        )
+    print(memory.sentence())
+    print(times_sentence(setup))
+
+
+def _part(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
 
 
 def _unmet(last: Row, models: int) -> str:

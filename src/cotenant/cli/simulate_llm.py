@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.llm_setup import Profiles, Requests, build_setup, build_trace, profiles_of, takes_requests
+from cotenant.cli.llm_setup import (
+    Profiles,
+    Requests,
+    build_setup,
+    build_trace,
+    fitting,
+    gpu_memory,
+    profiles_of,
+    takes_requests,
+    times_sentence,
+)
 
 if TYPE_CHECKING:
     from cotenant.sim.llm.engine import LlmResult
@@ -48,27 +58,29 @@ def simulate(
     Reports TTFT, TPOT, attainment of ttft_ms and tpot_ms, goodput, switches and GPU utilisation.
     """
     del serving
+    import contextlib
     import json
     import sys
 
     from cotenant.cli.llm_view import show
     from cotenant.core.files import check_writable, write_text
     from cotenant.core.units import counted, parse_seconds
-    from cotenant.serving.config.models import read_models
-    from cotenant.sim.llm.engine import longest
+    from cotenant.serving.config.models import check_kept, read_models
 
     for path in (csv, html):
         if path is not None:
             check_writable(path)
     config = read_models(models, starts=False)
     start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
-    setup = build_setup(
-        config, profiles_of(config, profile or []), gpus, sharing, share or [], not cold, prefix_cache, start_s
-    )
+    memory = gpu_memory(config)
+    with config.source.located() if config.source else contextlib.nullcontext():
+        check_kept(config.models, [memory.each_bytes] * (gpus or config.raw.gpus.count))
+    profiles = profiles_of(config, profile or [])
+    setup = build_setup(config, profiles, memory, gpus, sharing, share or [], not cold, prefix_cache, start_s)
     names = [m.name for m in config.models]
     trace = build_trace(names, requests)
-    result = run(trace.fitting(longest(setup.models)), setup)
-    content = {**result.summary(), "seed": requests.seed}
+    result = run(fitting(trace, setup.models), setup)
+    content = {**result.summary(), **memory.content(), "seed": requests.seed}
     if csv is not None:
         write_text(csv, result.times.csv(names))
     if html is not None:
@@ -78,7 +90,9 @@ def simulate(
     if as_json:
         print(json.dumps(content))
         return
-    show(content, f"{len(trace):,} requests of {trace.source}")
+    show(content, f"{counted(len(trace), 'request')} of {trace.source}")
+    print(memory.sentence())
+    print(times_sentence(setup))
     for reason, count in result.trace.left_out.items():
         print(f"note: {counted(count, 'request')} left out: {reason}", file=sys.stderr)
     most = {m.name: m.max_queue for m in config.models}

@@ -5,7 +5,7 @@ GPUs.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cotenant.agent.config.files import check_name
 from cotenant.core.checked import Memory, Seconds, Strict, check
 from cotenant.core.errors import InputError
-from cotenant.core.gpus import find_gpu
+from cotenant.core.gpus import CATALOG, find_gpu
 from cotenant.core.yamlfile import YamlFile, read_yaml
 from cotenant.observability.http import parse_address
 from cotenant.policy.residency import ModelFacts
@@ -175,7 +175,7 @@ def parse_models(
         known = ", ".join(ModelsFile.model_fields)
         raise InputError(f"unknown setting; known: {known}", field=next(iter(raw.model_extra)))
     if services is None:
-        _check_gpu_model(raw.gpus.model)
+        _check_gpu_model(raw.gpus.model, starts)
     address = raw.listen.http
     if address in (None, "", "none"):
         raise InputError("language models are served over HTTP only", field="listen.http")
@@ -217,16 +217,18 @@ def _check_model(model: ModelEntry, where: str, starts: bool) -> None:
         raise InputError(f"must begin with the program's name, and {PORT} must come after it", field=f"{where}.command")
 
 
-def _check_gpu_model(name: str | None) -> None:
-    """Refuse a name that nothing knows, because the models would run on the machine's GPUs instead. (The profiles of
-    services may have names of their own.)"""
+def _check_gpu_model(name: str | None, starts: bool) -> None:
+    """Refuse a name that nothing knows: a server would run the models on the machine's GPUs instead, and a plan would
+    not know the memory of a GPU. (The profiles of services may have names of their own.)"""
     if name in (None, SOFT, CPU):
         return
     try:
         find_gpu(str(name))
     except InputError:
-        text = f"{name!r} is neither {SOFT}, nor {CPU}, nor a known GPU model"
-        raise InputError(f"{text}; without it, the GPUs of this machine are used", field="gpus.model") from None
+        instead = "leave it out to use the GPUs of this machine" if starts else "leave it out and give gpus.memory"
+        known = ", ".join(CATALOG)
+        text = f"{name!r} is neither {SOFT}, nor {CPU}, nor a known GPU model: give one of {known}, or {instead}"
+        raise InputError(text, field="gpus.model") from None
 
 
 def _check_memory(raw: ModelsFile) -> None:
@@ -241,11 +243,16 @@ def _check_memory(raw: ModelsFile) -> None:
                 field="gpus",
             )
         return
-    for i, model in enumerate(raw.models):
-        if model.memory > each:
+    check_sizes(raw.models, each)
+
+
+def check_sizes(models: Sequence[ModelEntry], each_bytes: int) -> None:
+    """Raise InputError if a model needs more than the memory that models may use on each GPU."""
+    for i, model in enumerate(models):
+        if model.memory > each_bytes:
             raise InputError(
                 f"{model.name} needs {model.memory / 2**30:.2f} GiB, but the models may use only "
-                f"{each / 2**30:.2f} GiB of each GPU",
+                f"{each_bytes / 2**30:.2f} GiB of each GPU",
                 field=f"models[{i}].memory",
             )
 

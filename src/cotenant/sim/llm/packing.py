@@ -21,7 +21,8 @@ MISSES = 2  # models are added one at a time until the target has been missed th
 class Row:
     """The result of one simulation with a number of models on a GPU. `least`: the lowest SLO attainment of a
     latency-sensitive model, `least_of` its name. A best-effort model has no target, but counts as 0 if none of its
-    requests is answered, because it is not served then.
+    requests is answered, because it is not served then. `attainment`: that of all requests, `best_effort` that of the
+    requests to best-effort models, None without any.
     """
 
     models: int
@@ -33,6 +34,7 @@ class Row:
     tpot_p99_ms: float | None
     busy: float
     switches: int
+    best_effort: float | None
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def _row(trace: TokenTrace, setup: LlmSetup, models: int, gpus: int) -> Row:
     chosen = setup.models[:models]
     part = replace(trace.keep(trace.model < models), models=tuple(m.facts.name for m in chosen))
     if not len(part):
-        raise InputError(f"the first {models} models have no requests", field="trace")
+        raise InputError(f"{chosen[0].facts.name} has no requests; the first model of the file must have some")
     weights = [replace(m, weight=1.0 / models) for m in chosen] if setup.sharing == "fixed" else chosen
     found = simulate(part, replace(setup, models=tuple(weights), gpu_bytes=setup.gpu_bytes[:1] * gpus))
     content = found.summary()
@@ -100,5 +102,13 @@ def _row(trace: TokenTrace, setup: LlmSetup, models: int, gpus: int) -> Row:
     ttft = total["ttft_ms"]["p99"] if total["ttft_ms"] else float("inf")
     tpot = total["tpot_ms"]["p99"] if total["tpot_ms"] else None
     return Row(
-        models, gpus, total["attainment"], promised.get(name, 1.0), name, ttft, tpot, busy, content["switches"]
+        models, gpus, total["attainment"], promised.get(name, 1.0), name, ttft, tpot, busy, content["switches"],
+        _attainment(content, [m.facts.name for m in chosen if m.facts.best_effort]),
     )  # fmt: skip
+
+
+def _attainment(content: dict[str, Any], names: list[str]) -> float | None:
+    """Return the fraction in time of the requests to these models together, None if they have none."""
+    rows = [row for row in (content["models"][name] for name in names) if row["requests"]]
+    sent = sum(row["requests"] for row in rows)
+    return sum(row["attainment"] * row["requests"] for row in rows) / sent if sent else None
