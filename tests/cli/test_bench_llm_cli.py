@@ -105,3 +105,10 @@ def test_all_requests_may_be_too_long(engine: str, tmp_path: Path) -> None:
     asked[5] = tmp_path / "other.json"
     done = cotenant("bench", "llm", *asked)
     assert (done.code, "has no model 'other'; it has chat" in done.err) == (2, True), done.err
+
+
+def test_a_file_that_is_no_profile_is_refused_before_the_measurements(tmp_path: Path) -> None:
+    out = tmp_path / "models.yaml"
+    out.write_text("models: []\n")
+    done = cotenant("profile", "llm", "http://127.0.0.1:1", "--model", "chat", "--out", out)
+    assert (done.code, "is not JSON" in done.err, "reach" in done.err) == (2, True, False)

@@ -66,7 +66,8 @@ async def stream(
     writer.write(HEAD.format("text/event-stream", "transfer-encoding: chunked").encode())
     try:
         for i in range(count):
-            event = f"data: {json.dumps({'model': given.model, 'text': f'{prompt} {i}'})}\n\n"
+            text = f"{prompt} {i}"
+            event = f"data: {json.dumps({'model': given.model, 'text': text, 'choices': [{'text': text}]})}\n\n"
             writer.write(f"{len(event):x}\r\n{event}\r\n".encode())
             await writer.drain()
             if prompt == "die-late" and i == 1:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +20,12 @@ from timed_llm import NO_TIME, Instant, answer_text, running
 
 from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.core.metrics.tokens import TokenTimes
-from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, ask_models, run_openai
+from cotenant.loadgen.loop import Loop
+from cotenant.loadgen.model_list import ask_models
+from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, grouped, run_openai
 from cotenant.loadgen.target import parse_target
 from cotenant.profiles.llm.profile import LlmProfile
-from cotenant.report.llm import page_data
+from cotenant.report.llm import build_page, page_data
 from cotenant.workloads.llm.text import digest, prompt_of
 from cotenant.workloads.llm.trace import make_trace
 
@@ -49,8 +55,9 @@ def test_tokens_are_counted_and_answers_checked(endpoint: str) -> None:
 
 
 @contextmanager
-def canned(answer: Callable[[int, dict[str, object]], tuple[int, bytes]]) -> Iterator[int]:
-    """A server that gives request number n (from 0) what `answer` says, then closes the connection."""
+def canned(answer: Callable[[int, dict[str, object]], tuple[int, bytes]], get: int = 404) -> Iterator[int]:
+    """A server that gives request number n (from 0) what `answer` says, then closes the connection. `get`: the status
+    of its answers to GET."""
     numbers = iter(range(1000))
 
     class Handler(BaseHTTPRequestHandler):
@@ -61,6 +68,10 @@ def canned(answer: Callable[[int, dict[str, object]], tuple[int, bytes]]) -> Ite
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
             self.wfile.write(raw)
+
+        def do_GET(self) -> None:
+            self.send_response(get)
+            self.end_headers()
 
         def log_message(self, *args: object) -> None:
             pass
@@ -100,6 +111,9 @@ def test_what_is_no_answer_fails_with_its_reason() -> None:
     with canned(answer) as port:
         found = load(port, 7, connections=1)
     assert found.outcome.tolist() == [1, 0, 0, 0, 4, 0, 0]
+    assert found.ends == ["ok", "wrong", "wrong", "broken", "refused", "broken", "broken"]
+    assert found.times.output.tolist() == [1, 2, 3, 1, 0, 0, 0], "tokens that came, not those that were requested"
+    assert [row["outcome"] for row in csv.DictReader(found.times.csv(["chat"], found.ends).splitlines())] == found.ends
     reasons = list(found.reasons)
     assert found.wrong == 2
     assert any("token 0 is 'code/" in r for r in reasons)
@@ -109,6 +123,71 @@ def test_what_is_no_answer_fails_with_its_reason() -> None:
     row = found.summary()["models"]["chat"]
     assert (row["answered"], row["refused"], row["failed"]) == (1, 1, 5)
     assert row["attainment"] == pytest.approx(1 / 7)
+    assert row["ends"] == {"ok": 1, "wrong": 2, "broken": 3, "refused": 1}
+    curve = page_data(found)["models"][0]["ttft"]
+    assert curve["y"][-1] == pytest.approx(1 / 7, abs=1e-4), "the curve ends at answered / requests"
+    page = build_page(found)
+    assert "<td>60000 / 60000</td>" in page
+    assert "status 429: the queue is full" in page
+    assert grouped(found.reasons)[f"{reasons[0]} (the first of them)"] == 2
+
+
+def test_wrong_answers_are_one_reason() -> None:
+    given = {"status 429: x": 1, "a wrong answer: token 0": 2, "a wrong answer: token 1": 3}
+    assert grouped(given) == {"a wrong answer: token 0 (the first of them)": 5, "status 429: x": 1}
+    assert grouped({"a wrong answer: token 0": 2}) == {"a wrong answer: token 0": 2}
+
+
+def test_a_run_that_is_stopped_has_the_results_so_far() -> None:
+    trace = make_trace("test", [0.0, 0.0, 3600.0], [0, 0, 0], [12] * 3, [2] * 3, ("chat",))
+    with running(PROFILE, Instant()) as port:
+        test = OpenAiTest(parse_target(f"http://127.0.0.1:{port}"), trace, (Promise("chat"),))
+
+        def tell(loop: Loop) -> None:
+            if loop.done == 2:
+                loop.stop()
+
+        found = run_openai(test, tell)
+    assert (found.ends, found.times.output.tolist()) == (["ok", "ok"], [2, 2])
+    assert found.duration_s < 3600
+    assert found.summary()["models"]["chat"]["attainment"] is None, "there is no SLO"
+
+
+def test_an_interrupt_reports_what_was_answered(tmp_path: Path) -> None:
+    csv_file = tmp_path / "out.csv"
+    asked = threading.Event()
+
+    def answer(number: int, body: dict[str, object]) -> tuple[int, bytes]:
+        asked.set()
+        return 200, chunks("chat", prompt_of(body), 2)
+
+    with canned(answer) as port:
+        command = [sys.executable, "-m", "cotenant", "load", "--openai", f"http://127.0.0.1:{port}", "--model", "chat",
+                   "--arrivals", "closed:1", "--duration", "1h", "--output", "2", "--csv", csv_file]  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert asked.wait(120)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "chat" in out
+    assert "interrupted: waiting" in err
+    assert csv_file.read_text().splitlines()[1].endswith(",ok")
+
+
+def test_a_server_with_tokens_asks_for_one(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("wrong\n")
+    with canned(lambda number, body: (200, b""), get=401) as port:
+        url = f"http://127.0.0.1:{port}"
+        nothing = cotenant("load", "--openai", url, "--rate", "1")
+        wrong = cotenant("load", "--openai", url, "--rate", "1", "--model", "chat", "--token", token)
+    assert (nothing.code, "asks for a token: give --token FILE" in nothing.err) == (1, True)
+    assert (wrong.code, "refuses this token" in wrong.err) == (1, True)
+
+
+def test_load_without_an_address_names_both_kinds() -> None:
+    done = cotenant("load", "--rate", "1")
+    assert (done.code, "--url" in done.err, "--openai" in done.err) == (2, True, True)
 
 
 def test_clients_send_one_request_after_the_other() -> None:
@@ -153,7 +232,7 @@ def fake(load_of: Callable[[OpenAiTest], float], most: float) -> Callable[..., O
         late = 10.0 if load_of(test) > most else 0.01
         due, ok = test.trace.times_s, np.ones(count, np.uint8)
         times = TokenTimes(test.trace.model, due, due + late, due + late + 1, test.trace.prompt, test.trace.output)
-        return OpenAiResult(test, times, ok, due, {}, test.duration_s, 0)
+        return OpenAiResult(test, times, ok, due, {}, test.duration_s, 0, ["ok"] * len(ok))
 
     return run
 
@@ -196,16 +275,16 @@ def test_what_no_load_keeps() -> None:
 
 
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
-    html, csv = tmp_path / "page.html", tmp_path / "out.csv"
+    html, rows = tmp_path / "page.html", tmp_path / "out.csv"
     with running(PROFILE, Instant()) as port:
         asked = ("load", "--openai", f"http://127.0.0.1:{port}", "--rate", "50", "--duration", "200ms", "--prompt", "5",
                  "--output", "3", "--arrivals", "constant", "--seed", "4")  # fmt: skip
-        done = cotenant(*asked, "--check", "--ttft", "60000", "--json", "--html", html, "--csv", csv)
+        done = cotenant(*asked, "--check", "--ttft", "60000", "--json", "--html", html, "--csv", rows)
         assert done.code == 0, done.err
         wrong = cotenant(*asked, "--tpot", "x=5")
     content = json.loads(done.out)
     assert (content["models"]["chat"]["requests"], content["total"]["attainment"], content["seed"]) == (10, 1.0, 4)
-    assert len(csv.read_text().splitlines()) == 11
+    assert len(rows.read_text().splitlines()) == 11
     assert "Language models under load" in html.read_text()
     assert "tpot: 'x=5' is not MS, or NAME=MS with a name of chat" in wrong.err
     nobody = cotenant("load", "--openai", "http://127.0.0.1:1", "--rate", "1")

@@ -27,7 +27,9 @@ def test_each_change_is_told_once_and_requests_are_refused_after_a_while(tmp_pat
     told: list[str] = []
     lost: list[bool] = []
     refused: list[str] = []
-    watch = AgentWatch(tmp_path, told.append, lost.append, lambda why, lasting: refused.append(why))
+    watch = AgentWatch(
+        tmp_path, lambda text, _=0: told.append(text), lost.append, lambda why, lasting: refused.append(why)
+    )  # fmt: skip
     fault = f"the agent in {tmp_path} cannot be reached"
     watch.found("", 99.0)
     for now_s in (100.0, 101.0, 100.0 + AGENT_BACK_S - 0.1):
@@ -45,7 +47,9 @@ def test_each_change_is_told_once_and_requests_are_refused_after_a_while(tmp_pat
     assert lost == [True, False, True, False]
 
 
-def test_another_agent_of_the_gpus_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_agent_of_the_gpus_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     other: dict[str, Any] = {"pid": 7, "text": "GPU 0: managed by this agent and by another one"}
     answer: dict[str, Any] = {"tenants": [], "agent": {"other_agents": [other]}}
 
@@ -64,12 +68,18 @@ def test_another_agent_of_the_gpus_is_told_once(tmp_path: Path, monkeypatch: pyt
             return answer
 
     monkeypatch.setattr(agent_watch, "ControlClient", Client)
-    told: list[str] = []
-    watch = AgentWatch(tmp_path, told.append, lambda lost: None, lambda why, lasting: None)
+    decisions: list[str] = []
+    watch = AgentWatch(
+        tmp_path, lambda text, _=0: decisions.append(text), lambda lost: None, lambda why, lasting: None
+    )  # fmt: skip
     for others in ([other], [other], [], [other]):
         answer["agent"]["other_agents"] = others
         watch.found(watch._look(), 0.0)
-    assert told == [f"{other['text']}; `cotenant serve --dir DIR` uses the agent in DIR"] * 2, "again when it is back"
+        assert watch.others == {row["pid"]: row["text"] for row in others}
+    assert not decisions
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    wanted = f"{other['text']}; `cotenant serve --dir DIR` uses the agent in DIR"
+    assert caplog.messages == [wanted] * 2, "again when it is back"
 
 
 class Lost(PlainHost):

@@ -81,3 +81,17 @@ def test_the_server_as_a_whole_takes_so_many_requests(tmp_path: Path) -> None:
         it.until("a", lambda row: row["open"] == 0)
         assert [it.chat(name)[0] for name in ("b/c", "b_c")] == [200, 200]
         assert [path.name for path in sorted(it.logs.iterdir())] == ["a.log", "b%2Fc.log", "b_c.log"]
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "allow", "use"),
+    [
+        (None, "/v1/chat/completions", "POST", "use POST"),
+        ({}, "/metrics", "GET, HEAD", "use GET or HEAD"),
+        ({}, "/v1/models", "GET, HEAD", "use GET or HEAD"),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_one(one: Door, body: Any, path: str, allow: str, use: str) -> None:
+    status, headers, content = one.ask(body, path)
+    assert (status, headers["allow"], content["error"]["code"]) == (405, allow, "method_not_allowed")
+    assert content["error"]["message"].endswith(use)

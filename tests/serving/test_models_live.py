@@ -7,6 +7,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from cotenant.serving.gateway.pages import Decisions
 from cotenant.serving.llm.live import exposition, rows, status
 from cotenant.serving.llm.model import Model
 from cotenant.serving.llm.plain_host import GpuRoom
+from cotenant.serving.llm.stats import percentile_ms
 
 MIB = 1 << 20
 
@@ -61,6 +63,34 @@ def test_top_says_which_answers_its_times_are_of() -> None:
     assert "MiB" not in next(line for line in text.splitlines() if line.startswith("EVICTED"))
 
 
+def test_top_and_page_count_the_same_failures_and_take_them_for_late() -> None:
+    room = [GpuRoom(0, "", 512 * MIB)]
+    models = dispatch(Place.RESIDENT)
+    stats = models.models[Place.RESIDENT.name].stats
+    stats.finished("ok", (0.05, None), None)
+    for outcome in ("full", "full", "unavailable", "error", "cancelled", "client_error"):
+        stats.finished(outcome, None, None)
+    stats.finished("failed", (0.05, 0.01), None)  # a stream that broke off in time
+    (row,) = status(models, room, 0.0)["models"]
+    assert (row["failed"], row["attainment"]) == (5, pytest.approx(1 / 6))
+
+    async def collect() -> list[Any]:
+        return [fields async for section, _, fields in rows(models, room, "", Decisions(), "") if section == "models"]
+
+    (shown,) = asyncio.run(collect())
+    assert (shown["failed"], shown["attainment"]) == (5, row["attainment"])
+    console = Console(width=200, record=True)
+    console.print(screen(status(models, room, 0.0), "http://x"))
+    assert re.search("RESIDENT.* 16.7% .* 5 ", console.export_text())
+
+
+def test_percentiles_are_interpolated() -> None:
+    values = [0.004, 0.001, 0.003, 0.002]
+    assert percentile_ms(values, 0.5) == 2.5
+    assert percentile_ms(values, 0.99) == pytest.approx(np.percentile(values, 99) * 1e3, abs=1e-3)
+    assert (percentile_ms([0.25], 0.99), percentile_ms([], 0.5)) == (250.0, None)
+
+
 def test_an_answer_as_a_whole_has_a_time_and_no_first_token() -> None:
     room = [GpuRoom(0, "", 512 * MIB)]
     models = dispatch(Place.RESIDENT)
@@ -69,7 +99,7 @@ def test_an_answer_as_a_whole_has_a_time_and_no_first_token() -> None:
         stats.finished("ok", None, 0.25)
     stats.finished("failed", None, 9.0)
     (row,) = status(models, room, 0.0)["models"]
-    assert (row["ttft_ms"], row["attainment"], row["answer_ms"], row["answer_p99_ms"]) == (None, None, 250.0, 250.0)
+    assert (row["ttft_ms"], row["attainment"], row["answer_ms"], row["answer_p99_ms"]) == (None, 0.0, 250.0, 250.0)
     console = Console(width=200, record=True)
     console.print(screen(status(models, room, 0.0), "http://x"))
     assert re.search("whole ms.*\n.*RESIDENT.* - / - .* 250 / 250 ", console.export_text())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cotenant.serving.llm import tickets
+from cotenant.serving.llm.token_count import MOST_LINE, TokenCount
 from cotenant.serving.llm.upstream import Link, Upstream
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
@@ -153,12 +154,73 @@ def streamed(monkeypatch: pytest.MonkeyPatch, *parts: tuple[float, bytes]) -> tu
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
 def test_tokens_are_counted_whatever_ends_an_event(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines may end with CR LF. A comment, which keeps the connection open, is no token."""
-    token, done = b'data: {"x": 1}' + end, b"data: [DONE]" + end
+    token, done = b'data: {"choices": [{"text": "a"}]}' + end, b"data: [DONE]" + end
     parts = [(100.5, b": ping" + end), (101.0, token), (102.0, token + token), (104.0, token + done)]
     assert streamed(monkeypatch, *parts) == ((1.0, 1.0), ["ok"])
 
 
+ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
+WORD = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+TOOL = b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}]}\n\n'
+FINISH = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "times"),
+    [
+        ([(101.0, ROLE), (102.0, WORD), (104.0, WORD), (105.0, FINISH + DONE)], (2.0, 2.0)),
+        ([(101.0, ROLE + TOOL), (104.0, TOOL + FINISH + DONE)], (1.0, 3.0)),
+        # an event may have several tokens; then only the engine knows their number
+        ([(101.0, ROLE + WORD), (105.0, WORD), (106.0, FINISH + USAGE + DONE)], (1.0, 1.0)),
+        ([(101.0, ROLE + WORD), (105.0, FINISH + DONE)], (1.0, None)),
+        ([(101.0, ROLE), (105.0, FINISH + USAGE + DONE)], None),
+        ([(101.0, WORD[:30]), (102.0, WORD[30:] + WORD[:-1]), (103.0, WORD[-1:]), (104.0, WORD)], (2.0, 1.0)),
+        ([(101.0, b'data: "text"\n\ndata: {"choices": [1], "usage": 2}\n\ndata: {')], None),
+    ],
+)
+def test_only_tokens_of_the_answer_count(
+    parts: list[tuple[float, bytes]], times: tuple[float, float | None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert streamed(monkeypatch, *parts) == (times, ["ok"])
+
+
+def test_tokens_of_other_forms_of_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of /v1/responses, and of Anthropic's API."""
+    part = b'data: {"type": "response.output_text.delta", "delta": "a"}\n\n'
+    end = b'data: {"type": "response.completed", "response": {"error": null, "usage": {"output_tokens": 3}}}\n\n'
+    assert streamed(monkeypatch, (101.0, part), (105.0, part), (106.0, end)) == ((1.0, 2.0), ["ok"])
+    part = b'data: {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}\n\n'
+    end = b'data: {"type": "message_delta", "delta": {"stop_reason": "x"}, "usage": {"output_tokens": 3}}\n\n'
+    assert streamed(monkeypatch, (101.0, part), (105.0, part), (106.0, end)) == ((1.0, 2.0), ["ok"])
+
+
+def test_a_line_without_an_end_is_not_kept() -> None:
+    count = TokenCount()
+    for _ in range(40):
+        assert not count.take(b"data: " + b"x" * (1 << 16))
+    assert len(count._rest) <= MOST_LINE
+    assert not count.take(b"x\n\n")
+    assert count.take(WORD)
+
+
 def test_a_stream_in_which_the_program_reports_an_error_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    token, fault = b'data: {"x": "data: {\\"error"}\n\n', b'data: {"error": {"message": "no memory"}}\n\n'
+    token = b'data: {"choices": [{"text": "data: {\\"error\\": 1}"}]}\n\n'
+    fault = b'data: {"error": {"message": "no memory"}}\n\n'
     assert streamed(monkeypatch, (101.0, token), (102.0, token))[1] == ["ok"]
     assert streamed(monkeypatch, (101.0, token), (102.0, fault + b"data: [DONE]\n\n"))[1] == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(200, "ok"), (400, "client_error"), (422, "client_error"), (408, "error"), (429, "error"), (500, "error")],
+)
+def test_what_a_client_sent_wrongly_is_no_error_of_the_program(status: int, outcome: str) -> None:
+    x = SimpleNamespace(body=b"", headers={}, respond=lambda *_: None)
+    outcomes: list[str] = []
+    ticket = tickets.Ticket(x, "a", lambda _, outcome: outcomes.append(outcome), print)  # type: ignore[arg-type]
+    ticket.got_head(status, [(b"content-type", b"application/json")])
+    ticket.got_body(b"{}")
+    ticket.got_end()
+    assert outcomes == [outcome]

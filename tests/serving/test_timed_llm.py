@@ -78,6 +78,8 @@ def test_models_health_and_embeddings() -> None:
         (CHAT, {"messages": HELLO}, 400, None),
         (CHAT, {"model": "chat", "messages": []}, 400, None),
         (CHAT, {"model": "chat", "messages": HELLO, "max_tokens": 0}, 400, None),
+        (CHAT, {"model": "chat", "messages": HELLO, "max_tokens": "7"}, 400, None),
+        (CHAT, {"model": "chat", "messages": HELLO, "stream": "yes"}, 400, None),
         (CHAT, {"model": "chat", "messages": HELLO, "n": 2}, 400, None),
         (COMPLETION, {"model": "chat", "prompt": ""}, 400, None),
         (COMPLETION, {"model": "chat", "prompt": "a", "max_tokens": 300}, 400, "context_length_exceeded"),

@@ -24,7 +24,13 @@ FILES, WIRE = "Files", "Requests"
 
 @app.command()
 def load(
-    url: Annotated[str, typer.Option(help="http://HOST:PORT, https://..., grpc://HOST:PORT, grpcs://...")],
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="http://HOST:PORT, https://..., grpc://HOST:PORT, grpcs://... Required, or --openai URL for language "
+            "models, which has other options: `cotenant load --openai URL --help`."
+        ),
+    ] = None,
     service: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,6 +109,8 @@ def load(
     from cotenant.loadgen.run import LoadTest
     from cotenant.loadgen.target import parse_target
 
+    if url is None:
+        raise InputError("give --url URL (services) or --openai URL (language models)", field="url")
     if form not in ("binary", "json"):
         raise InputError(f"must be binary or json, not {form!r}", field="format")
     for path in (csv, html):

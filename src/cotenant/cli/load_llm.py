@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,7 +63,8 @@ def load(
     from dataclasses import replace
 
     from cotenant.core.units import parse_fraction, parse_seconds
-    from cotenant.loadgen.openai import PATHS, OpenAiTest, ask_models, check_models, promises, run_openai
+    from cotenant.loadgen.model_list import ask_models, check_models
+    from cotenant.loadgen.openai import PATHS, OpenAiTest, promises, run_openai
     from cotenant.loadgen.target import parse_target
     from cotenant.workloads.llm.drawn import draw_pool
 
@@ -110,7 +113,9 @@ def load(
         _report_search(found, clients, asked_rps, csv, html, as_json)
         return
     test = made(1.0, 0, None)
-    result = run_openai(test, None if as_json else _lines(test.duration_s if clients else test.trace.span_s))
+    span_s = test.duration_s if clients else test.trace.span_s
+    with _interruptible() as on_loop:
+        result = run_openai(test, None if as_json else _lines(span_s), on_loop=on_loop)
     _report(result, csv, html, json.dumps(result.summary()) if as_json else None)
 
 
@@ -193,6 +198,26 @@ def _targets(given: list[str] | None, field: str, names: list[str]) -> dict[str,
     return found
 
 
+@contextmanager
+def _interruptible() -> Iterator[Callable[[Loop], None]]:
+    """Yield a function that lets the first interrupt (Ctrl-C) end a loop's sending. The next one ends the command."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_loop(loop: Loop) -> None:
+        def stop(*_: object) -> None:
+            signal.signal(signal.SIGINT, before)
+            loop.stop()
+            text = "interrupted: waiting for the answers to the requests that were sent; Ctrl-C again to give up"
+            print(text, file=sys.stderr, flush=True)
+
+        signal.signal(signal.SIGINT, stop)
+
+    try:
+        yield on_loop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _lines(span_s: float) -> Any:
     """Return a function that prints a line of progress per minute on standard error."""
     last = 0.0
@@ -209,9 +234,10 @@ def _lines(span_s: float) -> Any:
 
 def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: str | None) -> None:
     from cotenant.cli.llm_view import show
+    from cotenant.loadgen.openai import grouped
 
     if csv is not None:
-        write_text(csv, result.times.csv(result.test.trace.models))
+        write_text(csv, result.times.csv(result.test.trace.models, result.ends))
     if html is not None:
         from cotenant.report.llm import write_page
 
@@ -223,7 +249,7 @@ def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: st
         late = content["lateness_ms"]
         left = "" if late["p50"] is None else f", sent {late['p50']:.2f} ms late (p99 {late['p99']:.2f})"
         show(content, f"{len(result.outcome):,} requests in {result.duration_s:.1f} s, seed {result.test.seed}{left}")
-    for reason, count in list(result.reasons.items())[:10]:
+    for reason, count in list(grouped(result.reasons).items())[:10]:
         print(f"note: {count:,} requests: {reason}", file=sys.stderr)
     if result.fault is not None:
         raise WorkError(result.fault)

@@ -40,6 +40,7 @@ def llm(
     """
     import json
     import sys
+    from pathlib import Path
 
     from cotenant.cli.progress import jobs_progress
     from cotenant.core.extras import require
@@ -49,10 +50,12 @@ def llm(
     from cotenant.loadgen.llm_profiling import Profiling, limits, measure
     from cotenant.loadgen.openai import PATHS
     from cotenant.loadgen.target import parse_target
-    from cotenant.profiles.llm.files import add_row, row_of
+    from cotenant.profiles.llm.files import add_row, read_profiles, row_of
     from cotenant.profiles.llm.profile import LlmProfile
 
     check_writable(out)
+    if Path(out).exists():
+        read_profiles(out)  # a file that cannot get the model is refused before the measurements, which take minutes
     check_choice(endpoint, PATHS, "endpoint")
     target = parse_target(url)
     most = limits(target, model) or 8192

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 STYLES = {"resident": "green", "cold": "dim", "evicted": "dim"}
 COLUMNS = ("TTFT ms", "SLO", "in time", "TPOT ms", "SLO", "whole ms", "failed", "switches", "took")
 OF_STREAMS = (
-    "TTFT (p50 / p99), in time (TTFT within its SLO) and TPOT (p50) are of streamed answers only; whole (p50 / p99): "
-    "time to the answer where it is not streamed."
+    "TTFT (p50 / p99) and TPOT (p50) are of streamed answers only; in time: TTFT within its SLO, failed requests are "
+    "late; whole (p50 / p99): time to the answer where it is not streamed; failed: refused or not answered."
 )
 
 
@@ -37,8 +37,7 @@ def screen(status: dict[str, Any], base: str, lost: str = "") -> RenderableType:
     for name in ("model", "state", "GPU", "memory", "queue", "open", *COLUMNS):
         table.add_column(name, justify="left" if name in ("model", "state") else "right")
     for row in status["models"]:
-        outcomes, late = row["outcomes"], row["ttft_p99_ms"] is not None and row["ttft_p99_ms"] > row["ttft_slo_ms"]
-        failed = outcomes.get("failed", 0) + outcomes.get("unavailable", 0) + outcomes.get("full", 0)
+        late = row["ttft_p99_ms"] is not None and row["ttft_p99_ms"] > row["ttft_slo_ms"]
         table.add_row(
             Text(row["name"], style="red" if row["fault"] else ""),
             Text(row["state"], style=STYLES.get(row["state"], "yellow")),
@@ -48,7 +47,7 @@ def screen(status: dict[str, Any], base: str, lost: str = "") -> RenderableType:
             format_ms(row["ttft_slo_ms"]), "-" if row["attainment"] is None else f"{row['attainment']:.1%}",
             _ms(row["tpot_ms"]), format_ms(row["tpot_slo_ms"]),
             f"{_ms(row['answer_ms'])} / {_ms(row['answer_p99_ms'])}",
-            f"{failed:,}", f"{sum(row['switches'].values()):,}", f"{sum(row['switch_s'].values()):.1f} s",
+            f"{row['failed']:,}", f"{sum(row['switches'].values()):,}", f"{sum(row['switch_s'].values()):.1f} s",
         )  # fmt: skip
     parts: list[RenderableType] = [head, Text(), table, Text(OF_STREAMS, style="dim")]
     faults = [f"{row['name']}: {row['fault']}" for row in status["models"] if row["fault"]]

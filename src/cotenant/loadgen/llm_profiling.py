@@ -14,7 +14,8 @@ import numpy as np
 
 from cotenant.core.errors import WorkError
 from cotenant.core.metrics.tokens import Target as Promise
-from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, OpenAiTransport, check_models, run_openai
+from cotenant.loadgen.model_list import check_models
+from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, OpenAiTransport, run_openai
 from cotenant.loadgen.target import Target
 from cotenant.profiles.llm.fit import Fit, Point, fit
 from cotenant.profiles.llm.profile import Step, pairs_of

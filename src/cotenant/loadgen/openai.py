@@ -4,7 +4,9 @@ first and the last token of each streamed answer arrive.
 
 from __future__ import annotations
 
+import itertools
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,18 +15,22 @@ import httptools
 import numpy as np
 import orjson
 
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import WorkError
 from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.core.metrics.tokens import TokenTimes
 from cotenant.loadgen.http import Connection, HttpTransport
 from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
+from cotenant.loadgen.openai_answer import Answer, sentence
 from cotenant.loadgen.schedule import Schedule
 from cotenant.loadgen.target import Target
 from cotenant.workloads.llm.text import fault_of, prompt_text
 from cotenant.workloads.llm.trace import TokenTrace
 
+# how a request ended, in words: `refused` by status 429, `unavailable` by 503, `error` by another status, `broken`: the
+# stream or the connection broke off, `timeout`: no answer in time
+ENDS = ("ok", "refused", "unavailable", "error", "wrong", "broken", "timeout")
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-MOST_EVENT = 1 << 20
+WRONG = "a wrong answer: "
 MOST_MADE = 256 << 20
 
 
@@ -55,7 +61,7 @@ class OpenAiTest:
 @dataclass(frozen=True)
 class OpenAiResult:
     """Result of a load test of the OpenAI API. `test.trace`: the requests that were sent; `outcome`: how each of them
-    ended, as a code of `loadgen.loop` (OK, FULL, ...).
+    ended, as a code of `loadgen.loop` (OK, FULL, ...); `ends`: the same as one of the words in ENDS.
     """
 
     test: OpenAiTest
@@ -65,6 +71,7 @@ class OpenAiResult:
     reasons: Mapping[str, int]
     duration_s: float
     wrong: int
+    ends: Sequence[str]
 
     @property
     def attainment(self) -> float:
@@ -96,12 +103,18 @@ class OpenAiResult:
             mine = self.times.model == index
             row["refused"] = int(((self.outcome == FULL) | (self.outcome == DROPPED))[mine].sum())
             row["failed"] = int((self.outcome == FAILED)[mine].sum())
+            row["ends"] = dict(Counter(itertools.compress(self.ends, mine)))
+            if (targets := self.test.promises[index]).ttft_ms is None and targets.tpot_ms is None:
+                row["attainment"] = None
+        total = self.times.total(self.test.promises, self.duration_s)
+        if all(row["attainment"] is None for row in rows.values()):
+            total["attainment"] = None
         p50, p99 = np.percentile(late, (50, 99)) if len(late) else (None, None)
         return {
             "url": str(self.test.target), "seed": self.test.seed, "duration_s": self.duration_s,
             "trace": self.test.trace.summary(), "models": rows,
-            "total": self.times.total(self.test.promises, self.duration_s),
-            "lateness_ms": {"p50": p50, "p99": p99}, "wrong_answers": self.wrong, "failures": dict(self.reasons),
+            "total": total,
+            "lateness_ms": {"p50": p50, "p99": p99}, "wrong_answers": self.wrong, "failures": grouped(self.reasons),
         }  # fmt: skip
 
 
@@ -138,55 +151,11 @@ class Requests:
         return fault_of(self._model, self.prompt(index, row), text)
 
 
-class _Answer:
-    """Parser callbacks for a response; httptools calls them by name."""
-
-    def __init__(self, token: Callable[[str], None]) -> None:
-        self._token = token
-        self._rest = b""
-        self.done = self.ended = False
-        self.usage: Mapping[str, Any] = {}
-        self.error = b""
-        self.parser = httptools.HttpResponseParser(self)
-
-    def on_body(self, data: bytes) -> None:
-        """Handle a received part of the response's body."""
-        if self.parser.get_status_code() != 200:
-            self.error += data[:300]
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MOST_EVENT:
-            raise ValueError("an event without an end")
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._event(line[5:].strip())
-
-    def _event(self, data: bytes) -> None:
-        if data == b"[DONE]":
-            self.done = True
-            return
-        content = orjson.loads(data)
-        if "error" in content:
-            self.error = data[:300]
-            return
-        if content.get("usage"):
-            self.usage = content["usage"]
-        for choice in content.get("choices") or ():
-            delta = choice.get("delta") or {}
-            text = delta.get("content") or delta.get("reasoning_content") or choice.get("text")
-            if text:
-                self._token(text)
-
-    def on_message_complete(self) -> None:
-        """Handle the end of the response to the connection's request."""
-        self.ended = True
-
-
 class StreamConnection(Connection):
     """A connection whose response is read while it is received."""
 
     owner: OpenAiTransport
-    answer: _Answer | None = None
+    answer: Answer | None = None
 
     def _read(self, data: bytes) -> bool:
         if not data:
@@ -207,6 +176,7 @@ class OpenAiTransport(HttpTransport):
         self.rows = array("q", range(count))  # number of each request -> its row of the trace
         self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
         self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
+        self.ends: dict[int, str] = {}  # how requests ended that were not answered, as in ENDS
         self.texts: dict[int, list[str]] = {}
         self.stamps: dict[int, list[float]] | None = {} if stamps else None
         self._made: dict[int, bytes] = {}
@@ -255,7 +225,7 @@ class OpenAiTransport(HttpTransport):
             return False
         now = self.loop.now()
         if connection.answer is None:
-            connection.answer = _Answer(lambda text: self._token(index, text))
+            connection.answer = Answer(lambda text: self._token(index, text))
         answer, before = connection.answer, self.tokens[index]
         try:
             answer.parser.feed_data(data)
@@ -286,7 +256,7 @@ class OpenAiTransport(HttpTransport):
         if self.check:
             self.texts.setdefault(index, []).append(text)
 
-    def _over(self, connection: StreamConnection, answer: _Answer) -> None:
+    def _over(self, connection: StreamConnection, answer: Answer) -> None:
         index, svc = connection.index, connection.svc
         del self.busy[index]
         connection.index, connection.answer = -1, None
@@ -298,7 +268,7 @@ class OpenAiTransport(HttpTransport):
         if self.waiting:
             self._next()
 
-    def _judge_stream(self, index: int, svc: int, answer: _Answer) -> None:
+    def _judge_stream(self, index: int, svc: int, answer: Answer) -> None:
         status = answer.parser.get_status_code()
         if status == 200 and answer.done and self.tokens[index] and not answer.error:
             self.tokens[index] = int(answer.usage.get("completion_tokens") or self.tokens[index])
@@ -310,60 +280,47 @@ class OpenAiTransport(HttpTransport):
                 self.loop.finish(index, OK)
                 return
             self.loop.wrong += 1
-            reason = f"a wrong answer: {fault}"
+            self.ends[index] = "wrong"
+            reason = f"{WRONG}{fault}"
         elif status != 200:
-            reason = f"status {status}: {_sentence(answer.error)}"
+            self.ends[index] = {429: "refused", 503: "unavailable"}.get(status, "error")
+            reason = f"status {status}: {sentence(answer.error)}"
         else:
-            reason = f"the stream broke off: {_sentence(answer.error)}" if answer.error else "the stream broke off"
+            self.ends[index] = "broken"
+            reason = f"the stream broke off: {sentence(answer.error)}" if answer.error else "the stream broke off"
         self.loop.finish(index, {429: FULL, 503: DROPPED}.get(status, FAILED), reason=reason)
 
     def broken(self, connection: Connection, error: Exception | None) -> None:
         assert isinstance(connection, StreamConnection)
         connection.answer = None
+        self.ends[connection.index] = "broken"
         super().broken(connection, error)
 
-
-def _sentence(raw: bytes) -> str:
-    try:
-        return str(orjson.loads(raw)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return raw[:100].decode(errors="replace")
+    def expire(self, index: int) -> None:
+        self.ends[index] = "timeout"
+        super().expire(index)
 
 
-def ask_models(target: Target) -> list[str]:
-    """Return the names of the server's models. WorkError if it does not list them."""
-    status, rows = _listed(target)
-    if not rows:
-        raise WorkError(f"{target} does not list its models (status {status})")
-    return list(rows)
-
-
-def check_models(target: Target, names: Sequence[str]) -> dict[str, Any]:
-    """Return the server's list of models: name -> entry of the list; empty if it has no list. InputError if it has one
-    without one of these names; WorkError if the server cannot be reached.
-    """
-    _, rows = _listed(target)
-    for name in names:
-        if rows and name not in rows:
-            raise InputError(f"{target} has no model {name!r}; it has {', '.join(rows)}", field="model")
-    return rows
-
-
-def _listed(target: Target) -> tuple[int, dict[str, Any]]:
-    """Return the status of the server's answer to /v1/models, and the entries by the models' names."""
-    status, content = replace(target, prefix=target.prefix.removesuffix("/v1")).ask("/v1/models")
-    try:
-        return status, {str(row["id"]): row for row in content["data"]} if status == 200 else {}
-    except (KeyError, TypeError):
-        return status, {}
+def grouped(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Return why requests failed with their numbers, the most frequent first. Wrong answers, whose reasons name the
+    request, are one reason, with the first of them as an example."""
+    found: Counter[str] = Counter()
+    wrong = [reason for reason in reasons if reason.startswith(WRONG)]
+    for reason, count in reasons.items():
+        found[f"{wrong[0]} (the first of them)" if reason in wrong and len(wrong) > 1 else reason] += count
+    return dict(found.most_common())
 
 
 def run_openai(
-    test: OpenAiTest, tell: Callable[[Loop], None] | None = None, transport: OpenAiTransport | None = None
-) -> OpenAiResult:
+    test: OpenAiTest, tell: Callable[[Loop], None] | None = None, transport: OpenAiTransport | None = None,
+    on_loop: Callable[[Loop], None] = lambda loop: None,
+) -> OpenAiResult:  # fmt: skip
     """Send all requests of the test from this process and thread. Requests leave at their scheduled times, even if
     earlier ones are not answered yet; if the test has clients, a request leaves when the client's previous request has
     ended.
+
+    `on_loop` is called with the loop before it runs. If it is stopped, the result is that of the requests that were due
+    until then; WorkError if there is none.
     """
     trace = test.trace
     schedule = Schedule(trace.times_s, trace.model.astype(np.int32), ())
@@ -373,22 +330,31 @@ def run_openai(
         length_s = test.duration_s
     transport = transport or OpenAiTransport(test)
     loop = Loop(schedule, transport, length_s, test.timeout_s, tell)
+    on_loop(loop)
     records = loop.run()
-    rows = np.array(transport.rows)
-    sent = replace(trace, times_s=np.array(records.scheduled), **{
+    index = np.arange(len(records.svc))
+    due = (index < loop.next) | (index >= loop.open_count)
+    if not due.any():
+        raise WorkError("the load test was stopped before its first request was due")
+    rows = np.array(transport.rows)[due]
+    sent = replace(trace, times_s=np.array(records.scheduled)[due], **{
         name: getattr(trace, name)[rows] for name in ("model", "prompt", "output", "cached")
     })  # fmt: skip
-    outcome = np.frombuffer(bytes(records.outcome), np.uint8)
+    outcome = np.frombuffer(bytes(records.outcome), np.uint8)[due]
     whole = outcome == OK
-    finished = np.array(records.finished)
+    ends = ["ok" if done else transport.ends.get(int(i), "broken") for i, done in zip(index[due], whole, strict=True)]
+    first, last, tokens, prompt = (
+        np.array(x)[due] for x in (transport.first, transport.last, transport.tokens, transport.prompt)
+    )
     times = TokenTimes(
-        sent.model, sent.times_s, np.where(np.array(transport.tokens) > 0, transport.first, np.nan),
-        np.where(whole, transport.last, np.nan), np.where(whole, transport.prompt, sent.prompt),
-        np.where(whole, transport.tokens, sent.output),
+        sent.model, sent.times_s, np.where(tokens > 0, first, np.nan), np.where(whole, last, np.nan),
+        np.where(whole, prompt, sent.prompt), tokens,
     )  # fmt: skip
-    duration_s = max(length_s, float(finished.max()))
-    done = replace(test, trace=sent)
-    return OpenAiResult(done, times, outcome, np.array(records.sent), dict(loop.reasons), duration_s, loop.wrong)
+    duration_s = max(min(length_s, loop.duration_s), float(np.array(records.finished).max()))
+    made = replace(test, trace=sent)
+    return OpenAiResult(
+        made, times, outcome, np.array(records.sent)[due], dict(loop.reasons), duration_s, loop.wrong, ends
+    )  # fmt: skip
 
 
 def promises(models: Sequence[str], ttft: Mapping[str, float], tpot: Mapping[str, float]) -> tuple[Promise, ...]:

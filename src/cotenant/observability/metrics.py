@@ -160,8 +160,8 @@ MODEL_WAITING = Metric("cotenant_model_waiting", "gauge", "Requests in the model
 MODEL_OPEN = Metric("cotenant_model_open", "gauge", "Requests that the model's program is processing.", ("model",))
 MODEL_REQUESTS = Metric(
     "cotenant_model_requests_total", "counter",
-    "Finished requests by outcome: ok, error (of the program), full, unavailable, failed, "
-    "cancelled.",
+    "Finished requests by outcome: ok, error (of the program), client_error (the program answered 4xx), full, "
+    "unavailable, failed, cancelled.",
     ("model", "outcome"),
 )  # fmt: skip
 MODEL_RETRIES = Metric(
@@ -171,11 +171,11 @@ MODEL_RETRIES = Metric(
     ("model",),
 )
 MODEL_TTFT = Metric(
-    "cotenant_model_first_token_seconds", "histogram", "Time from a streaming request to its first event.", ("model",),
+    "cotenant_model_first_token_seconds", "histogram", "Time from a streaming request to its first token.", ("model",),
     (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0),
 )  # fmt: skip
 MODEL_TPOT = Metric(
-    "cotenant_model_token_seconds", "histogram", "Mean time between events of a stream.", ("model",),
+    "cotenant_model_token_seconds", "histogram", "Mean time between the tokens of a stream.", ("model",),
     (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0),
 )  # fmt: skip
 MODEL_ANSWER = Metric(

@@ -26,9 +26,9 @@ def quantile_grid(n: int) -> Floats:
     return np.unique(np.concatenate((body, tail, [1.0])))
 
 
-def cdf_points(values: Floats) -> dict[str, Any]:
+def cdf_points(values: Floats, of: int | None = None) -> dict[str, Any]:
     """Return the points of a cumulative distribution: x: values, y: share of jobs at or below x. NaN is left out; the
-    last point is the largest value.
+    last point is the largest value. `of`: the number that is 100 %, by default that of the values without NaN.
     """
     known = np.sort(values[~np.isnan(values)])
     if len(known) == 0:
@@ -37,7 +37,7 @@ def cdf_points(values: Floats) -> dict[str, Any]:
     at = np.clip(np.ceil(share * len(known) - 1e-9).astype(int) - 1, 0, len(known) - 1)
     return {
         "x": rounded(known[at].tolist()),
-        "y": rounded((np.searchsorted(known, known[at], "right") / len(known)).tolist()),
+        "y": rounded((np.searchsorted(known, known[at], "right") / (of or len(known))).tolist()),
     }
 
 

@@ -5,11 +5,15 @@ against SLOs, and in a simulation, which models were on the GPUs.
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cotenant.core.files import atomic_file
+from cotenant.core.metrics.tokens import Target
 from cotenant.policy.residency import Do
 from cotenant.report.distributions import Windows, cdf_points, rounded
 from cotenant.report.embed import lead, shell
@@ -19,11 +23,12 @@ from cotenant.sim.llm.engine import LlmResult, Switch
 if TYPE_CHECKING:
     from cotenant.loadgen.openai import OpenAiResult
 
+MOST_REASONS = 10
 PIXELS = 1500  # width of the chart in pixels; bars that would be narrower than one pixel are merged
 HEADS = (
     ("requests", "requests"), ("answered", "answered"), ("ttft_ms", "TTFT p50 / p99 ms"),
-    ("tpot_ms", "TPOT p50 / p99 ms"), ("attainment", "in time"), ("goodput_rps", "goodput /s"),
-    ("output_tokens_per_s", "tokens /s"),
+    ("tpot_ms", "TPOT p50 / p99 ms"), ("slo", "SLO TTFT / TPOT ms"), ("attainment", "in time"),
+    ("goodput_rps", "goodput /s"), ("output_tokens_per_s", "tokens /s"),
 )  # fmt: skip
 
 
@@ -39,11 +44,13 @@ def build_page(result: OpenAiResult | LlmResult) -> str:
     simulated = isinstance(result, LlmResult)
     title = "Language models, simulated" if simulated else "Language models under load"
     head = lead(_simulated(content) if simulated else _sent(content))
-    return shell(title, head, "llm.html", {"table": _table(content)}, page_data(result), ("llm.js",))
+    parts = {"table": _table(content), "failures": "" if simulated else _failures(content)}
+    return shell(title, head, "llm.html", parts, page_data(result), ("llm.js",))
 
 
 def _sent(content: dict[str, Any]) -> str:
     text = f"{content['trace']['requests']:,} requests in {content['duration_s']:.1f} s to {content['url']}"
+    text += f" ({content['trace']['source']})"
     late = content["lateness_ms"]
     text += f", seed {content['seed']}."
     if late["p50"] is not None:
@@ -63,14 +70,34 @@ def _table(content: dict[str, Any]) -> str:
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("model", *(h for _, h in HEADS)))
     rows = []
     for name, row in {**content["models"], "all": content["total"]}.items():
-        cells = "".join(f"<td>{_cell(key, row[key])}</td>" for key, _ in HEADS)
+        shown = {**row, "slo": _slo(row)}
+        cells = "".join(f"<td>{_cell(key, shown[key])}</td>" for key, _ in HEADS)
         rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _slo(row: dict[str, Any]) -> str | None:
+    targets = [row.get(name) for name in ("ttft_target_ms", "tpot_target_ms")]
+    return None if targets == [None, None] else " / ".join("-" if t is None else f"{t:.15g}" for t in targets)
+
+
+def _failures(content: dict[str, Any]) -> str:
+    """Return a paragraph with why requests were not answered; empty if all were."""
+    ends = sum((Counter(row["ends"]) for row in content["models"].values()), Counter[str]())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in ends.most_common() if kind != "ok")
+    if not kinds:
+        return ""
+    reasons = list(content["failures"].items())
+    rows = "".join(f"<li>{count:,}: {html.escape(reason)}</li>" for reason, count in reasons[:MOST_REASONS])
+    more = f"<li>and {len(reasons) - MOST_REASONS} other reasons</li>" if len(reasons) > MOST_REASONS else ""
+    return f'<p class="how">Requests that were not answered: {kinds}.</p><ul class="how">{rows}{more}</ul>'
 
 
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return value
     if key == "attainment":
         return f"{value:.2%}"
     if isinstance(value, dict):
@@ -85,21 +112,27 @@ def page_data(result: OpenAiResult | LlmResult) -> dict[str, Any]:
     times = result.times
     promises = result.targets if isinstance(result, LlmResult) else result.test.promises
     kept = times.kept(promises)
+    answered = np.isfinite(times.last_s)
     windows = Windows(times.due_s, max(float(times.due_s.max()), 1e-3))
     models = []
     for index, promise in enumerate(promises):
         mine = times.model == index
+        ttft_ms = np.where(answered, times.ttft_ms, np.nan)[mine]
         models.append({
             "name": promise.name,
-            "ttft": cdf_points(times.ttft_ms[mine]) | {"promise": promise.ttft_ms},
+            "ttft": cdf_points(ttft_ms, int(mine.sum())) | {"promise": promise.ttft_ms},
             "tpot": cdf_points(times.tpot_ms[mine]) | {"promise": promise.tpot_ms},
-            "attainment": windows.attainment(mine, kept),
+            "attainment": windows.attainment(mine, kept) if _has_slo(promise) else [None] * windows.count,
         })  # fmt: skip
     return {
         "models": models,
         "windows_s": rounded(windows.middles.tolist()),
         "stays": stays(result.switches, result.end_s) if isinstance(result, LlmResult) else [],
     }
+
+
+def _has_slo(target: Target) -> bool:
+    return target.ttft_ms is not None or target.tpot_ms is not None
 
 
 def stays(switches: Sequence[Switch], end_s: float) -> list[dict[str, Any]]:

@@ -75,8 +75,13 @@ def parse_request(path: str, body: dict[str, Any], profile: LlmProfile) -> Reque
     prompt = prompt_of(body)
     tokens = len(body["prompt"]) if isinstance(body.get("prompt"), list) else count_tokens(prompt)
     asked = body.get("max_completion_tokens", body.get("max_tokens"))
-    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
-        raise RefusalError(400, f"max_tokens must be at least 1, got {asked!r}", param="max_tokens")
+    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool)):
+        raise RefusalError(400, f"max_tokens must be a whole number, got {json.dumps(asked)}", param="max_tokens")
+    if asked is not None and asked < 1:
+        raise RefusalError(400, f"max_tokens must be at least 1, got {asked}", param="max_tokens")
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise RefusalError(400, f"stream must be true or false, got {json.dumps(stream)}", param="stream")
     most = min(profile.max_context, profile.kv_tokens)
     output = asked if asked is not None else DEFAULT_TOKENS[path]
     finish = "length"
@@ -89,7 +94,7 @@ def parse_request(path: str, body: dict[str, Any], profile: LlmProfile) -> Reque
         )  # fmt: skip
     options = body.get("stream_options") or {}
     usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    return Request(path, profile.name, digest(prompt), tokens, output, finish, bool(body.get("stream")), usage)
+    return Request(path, profile.name, digest(prompt), tokens, output, finish, bool(stream), usage)
 
 
 def _check_prompt(path: str, body: dict[str, Any]) -> None:

@@ -49,15 +49,17 @@ class TokenTimes:
         found: np.ndarray = (self.last_s - self.first_s) / gaps * 1e3
         return found
 
-    def csv(self, names: Sequence[str]) -> str:
-        """Return the requests as CSV, one row each. Cells for events that did not happen are empty."""
+    def csv(self, names: Sequence[str], outcomes: Sequence[str] = ()) -> str:
+        """Return the requests as CSV, one row each. Cells for events that did not happen are empty. `outcomes`: how
+        each request ended, for a last column `outcome`."""
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(["model", "due_s", "first_s", "last_s", "prompt_tokens", "output_tokens", "ttft_ms", "tpot_ms"])
+        heads = ["model", "due_s", "first_s", "last_s", "prompt_tokens", "output_tokens", "ttft_ms", "tpot_ms"]
+        table.writerow([*heads, "outcome"] if outcomes else heads)
         columns = (self.due_s, self.first_s, self.last_s, self.prompt, self.output, self.ttft_ms, self.tpot_ms)
-        for model, *cells in zip(self.model, *columns, strict=True):
+        for row, (model, *cells) in enumerate(zip(self.model, *columns, strict=True)):
             shown = [f"{c}" if isinstance(c, np.integer) else "" if np.isnan(c) else f"{c:.6f}" for c in cells]
-            table.writerow((names[model], *shown))
+            table.writerow((names[model], *shown, *outcomes[row : row + 1]))
         return text.getvalue()
 
     def kept(self, targets: Sequence[Target]) -> np.ndarray:

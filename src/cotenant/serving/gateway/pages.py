@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from cotenant.core.background import spawn
@@ -28,6 +30,13 @@ class Decisions:
     def add(self, text: str) -> None:
         """Add the sentence of a decision."""
         self.rows.append((self.rows[-1][0] + 1 if self.rows else 0, time.time(), text))
+
+
+class Tell(Protocol):
+    """Takes a sentence about what a server decided or what happened to it, with the level at which it is logged."""
+
+    def __call__(self, text: str, level: int = logging.INFO) -> None:
+        """Take a sentence."""
 
 
 class Pages:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from cotenant.core.background import spawn
 from cotenant.core.errors import InputError, NoHostMemoryError, WorkError
 from cotenant.policy.residency import Action, Do, ModelResidency, ModelSettings, Place
 from cotenant.serving.config.models import ModelsConfig
+from cotenant.serving.gateway.pages import Tell
 from cotenant.serving.llm.keeper import Keeper
 from cotenant.serving.llm.model import Model
 from cotenant.serving.llm.moves import Moves
@@ -40,7 +41,7 @@ class Dispatch:
     """All models of a server. `tell` gets a sentence about each decision."""
 
     def __init__(
-        self, config: ModelsConfig, host: Host, keeper: Keeper, logs: Path, tell: Callable[[str], None]
+        self, config: ModelsConfig, host: Host, keeper: Keeper, logs: Path, tell: Tell
     ) -> None:
         self.config, self._host, self._keeper, self._logs, self._tell = config, host, keeper, logs, tell
         host_bytes = config.raw.host_memory if host.moves else 0
@@ -67,19 +68,19 @@ class Dispatch:
         if self.draining:
             raise OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0)
         if self._unreachable and not self._lasts(model):
-            model.stats.outcomes["unavailable"] += 1
+            model.stats.finished("unavailable", None, None)
             raise OpenAIError(503, self._unreachable, "model_unavailable", retry_s=AGENT_RETRY_S)
         if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
-            model.stats.outcomes["unavailable"] += 1
+            model.stats.finished("unavailable", None, None)
             wait_s = model.row.not_before_s - now_s
             text = f"{ticket.model} is not available: {model.fault}"
             raise OpenAIError(503, text, "model_unavailable", retry_s=wait_s)
         if (count := len(self.tickets)) >= self.config.raw.listen.max_in_flight:
-            model.stats.outcomes["full"] += 1
+            model.stats.finished("full", None, None)
             text = f"the server has {count} request{'s' * (count != 1)} in flight already"
             raise OpenAIError(429, text, "server_full", retry_s=1.0)
         if len(model.queue) >= model.entry.max_queue:
-            model.stats.outcomes["full"] += 1
+            model.stats.finished("full", None, None)
             wait_s = self.policy.wait_s(ticket.model, now_s)
             text = f"{len(model.queue)} requests are already waiting for {ticket.model}"
             raise OpenAIError(429, text, "queue_full", retry_s=max(1.0, wait_s))
@@ -257,7 +258,7 @@ class Dispatch:
 
     def _not_started(self, model: Model, why: str) -> None:
         model.fault = f"its program could not be started: {why}"
-        self._tell(f"{model.entry.name}: {model.fault}")
+        self._tell(f"{model.entry.name}: {model.fault}", logging.WARNING)
         self.policy.failed(model.entry.name, time.monotonic(), self._pause_s(model))
         self._refuse_all(model)
 
@@ -290,7 +291,7 @@ class Dispatch:
         else:
             model.failures = 1
         model.fault = f"its program ended: {program.why_ended}"
-        self._tell(f"{model.entry.name}: {program.why_ended}; it is restarted")
+        self._tell(f"{model.entry.name}: {program.why_ended}; it is restarted", logging.WARNING)
         self.policy.died(model.entry.name, time.monotonic(), pause_s)
         if pause_s > WAITED_FOR_S:
             self._refuse_all(model)

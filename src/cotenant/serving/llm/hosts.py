@@ -152,7 +152,10 @@ class AgentHost:
         command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.agent), "--gpus", gpus]
         command += ["--swap-memory", f"{self._budget_bytes}B"]
         log = self.agent / "agent.log"
-        self._own = await spawn(command, log, os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if self._wanted.model == "soft":
+            environment.setdefault("COTENANT_SOFTGPU_COUNT", str(self._wanted.count))
+        self._own = await spawn(command, log, environment)
         self._keeper.begin(self._own.pid)
         deadline = time.monotonic() + AGENT_WITHIN_S
         while True:

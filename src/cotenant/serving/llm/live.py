@@ -25,7 +25,6 @@ NO_ANSWER = Histogram(names.MODEL_ANSWER.buckets)
 def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
     """Describe one model as plain data."""
     row, stats, entry = model.row, model.stats, model.entry
-    met = [t <= entry.ttft_ms / 1e3 for t in stats.ttfts]
     state = "draining" if row.draining and row.place is Place.RESIDENT else row.place.value
     return {
         "name": entry.name, "state": state, "gpu": None if row.place in AWAY else gpus[row.gpu].index,
@@ -35,7 +34,7 @@ def model_row(model: Model, gpus: list[GpuRoom]) -> dict[str, Any]:
         "ttft_ms": percentile_ms(stats.ttfts, 0.5), "ttft_p99_ms": percentile_ms(stats.ttfts, 0.99),
         "tpot_ms": percentile_ms(stats.tpots, 0.5), "ttft_slo_ms": entry.ttft_ms, "tpot_slo_ms": entry.tpot_ms,
         "answer_ms": percentile_ms(stats.answers, 0.5), "answer_p99_ms": percentile_ms(stats.answers, 0.99),
-        "attainment": sum(met) / len(met) if met else None, "outcomes": dict(stats.outcomes),
+        "attainment": stats.attainment(entry.ttft_ms / 1e3), "outcomes": dict(stats.outcomes), "failed": stats.failed,
         "retries": stats.retries, "deaths": stats.deaths, "switches": dict(stats.switches),
         "switch_s": {kind: round(seconds, 3) for kind, seconds in stats.seconds.items()},
         "pid": model.program.process.pid if model.program is not None else None,
@@ -104,7 +103,7 @@ async def rows(
             "tpot_ms": row["tpot_ms"], "tpot_slo_ms": row["tpot_slo_ms"], "attainment": row["attainment"],
             "answer_ms": row["answer_ms"], "answer_p99_ms": row["answer_p99_ms"],
             "switches": sum(row["switches"].values()), "switch_s": round(sum(row["switch_s"].values()), 3),
-            "failed": row["outcomes"].get("failed", 0) + row["outcomes"].get("unavailable", 0), "fault": row["fault"],
+            "failed": row["failed"], "fault": row["fault"],
         }  # fmt: skip
     for number, at, text in decisions.rows:
         yield "decisions", f"models-{number}", {"time_s": at, "source": "models", "text": text}

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from cotenant.core.errors import InputError, LostServerError, NothingToDoError, WorkError
 from cotenant.policy.residency import ModelResidency, Place
+from cotenant.serving.gateway.pages import Tell
 from cotenant.serving.llm.model import Model
 from cotenant.serving.llm.plain_host import Host
 
@@ -26,7 +27,7 @@ class Moves:
     """Evictions and returns of a server's models. `tell` gets a sentence about each, `end` ends a model's program."""
 
     def __init__(
-        self, host: Host, policy: ModelResidency, tell: Callable[[str], None], end: Callable[[Model], Awaitable[None]]
+        self, host: Host, policy: ModelResidency, tell: Tell, end: Callable[[Model], Awaitable[None]]
     ) -> None:
         self._host, self._policy, self._tell, self._end = host, policy, tell, end
 
@@ -53,7 +54,7 @@ class Moves:
         except (InputError, WorkError) as error:
             # if the model is not LEAVING any more, its program has ended meanwhile, and nothing is left to stop
             if model.row.place is Place.LEAVING:
-                self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}")
+                self._tell(f"{name} cannot be moved to host memory, so it is stopped: {error}", logging.WARNING)
                 await self.stop(model, gpu)
             return
         self._evicted(model, time.monotonic() - began_s)
@@ -73,7 +74,7 @@ class Moves:
             if model.row.place is not Place.RETURNING:
                 return
             model.moves_failed += 1
-            self._tell(f"{name} cannot be brought back: {error}")
+            self._tell(f"{name} cannot be brought back: {error}", logging.WARNING)
             if model.moves_failed < MOVE_TRIES:
                 self._policy.failed(name, time.monotonic(), AGAIN_S)
             else:

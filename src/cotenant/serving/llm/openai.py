@@ -25,13 +25,16 @@ NOT_ANSWERED = frozenset(
 
 
 class OpenAIError(Exception):
-    """A request that is answered by an error in OpenAI's form. `retry_s`: time after which a retry makes sense."""
+    """A request that is answered by an error in OpenAI's form. `retry_s`: time after which a retry makes sense;
+    `allow`: the methods that may be used instead, for status 405.
+    """
 
     def __init__(
         self, status: int, message: str, code: str | None = None, *, param: str | None = None,
-        retry_s: float | None = None,
+        retry_s: float | None = None, allow: str = "",
     ) -> None:  # fmt: skip
         super().__init__(message)
+        self.allow = allow
         self.status, self.message, self.code, self.param, self.retry_s = status, message, code, param, retry_s
 
     @property
@@ -46,10 +49,11 @@ class OpenAIError(Exception):
 
     @property
     def headers(self) -> bytes:
-        """Return the headers of the answer, with Retry-After if `retry_s` is given."""
+        """Return the headers of the answer, with Allow and Retry-After if `allow` and `retry_s` are given."""
+        found = JSON + b"allow: %s\r\n" % self.allow.encode() if self.allow else JSON
         if self.retry_s is None:
-            return JSON
-        return JSON + b"retry-after: %d\r\n" % max(1, min(600, round(self.retry_s + 0.49)))
+            return found
+        return found + b"retry-after: %d\r\n" % max(1, min(600, round(self.retry_s + 0.49)))
 
 
 def error_body(status: int, why: str) -> bytes:

@@ -69,7 +69,7 @@ async def spawn(command: list[str], log: Path, environment: Mapping[str, str] | 
             )  # fmt: skip
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise InputError(f"{command[0]} cannot be started: {reason.lower()}") from None
+            raise InputError(f"{command[0]}: {reason.lower()}") from None
 
 
 class PlainHost:

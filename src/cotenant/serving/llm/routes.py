@@ -21,6 +21,19 @@ from cotenant.serving.llm.tickets import Ticket
 TEXT = f"content-type: {CONTENT_TYPE}\r\n".encode()
 LOCAL = frozenset({b"/", b"/state.json", b"/events", b"/metrics", b"/cotenant/status"})
 OPEN = frozenset({b"/health", b"/v2/health/live", b"/v2/health/ready"})
+# paths of OpenAI's API that take POST only; other ones under /v1/ are handed on to the program, too
+POSTED = frozenset(
+    b"/v1/chat/completions /v1/completions /v1/embeddings /v1/responses /v1/messages /v1/rerank /v1/score".split()
+)
+
+
+def _is_list(path: bytes) -> bool:
+    return path == b"/v1/models" or path.startswith(b"/v1/models/")
+
+
+def _not_allowed(methods: str) -> OpenAIError:
+    text = f"this method is not allowed here: use {methods.replace(', ', ' or ')}"
+    return OpenAIError(405, text, "method_not_allowed", allow=methods)
 
 
 class ModelRoutes:
@@ -50,12 +63,12 @@ class ModelRoutes:
                 raise OpenAIError(403, "this address answers to localhost only")
             if path not in OPEN:
                 self._check(x, x.headers.get(b"authorization") or (token_in(x.url) if path in LOCAL else b""))
-            if openai and x.method == b"POST":
+            if openai and x.method == b"POST" and not _is_list(path):
                 self._ask(x)
             elif x.method in (b"GET", b"HEAD") or not (openai or path in LOCAL or path in OPEN):
                 self._get(x, path)  # a path that does not exist is not found, whatever the method
             else:
-                raise OpenAIError(405, "this method is not allowed here", "method_not_allowed")
+                raise _not_allowed("POST" if openai and not _is_list(path) else "GET, HEAD")
         except OpenAIError as error:
             refuse(x, error)
 
@@ -102,6 +115,8 @@ class ModelRoutes:
             if self._dispatch.draining:
                 raise OpenAIError(503, "the server is shutting down", retry_s=5.0)
             self._json(x, {"status": "ok"})
+        elif path in POSTED:
+            raise _not_allowed("POST")
         else:
             raise OpenAIError(404, f"there is nothing at {path[:200].decode('latin-1')}", "unknown_url")
 

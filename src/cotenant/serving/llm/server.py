@@ -68,9 +68,9 @@ class ModelServer:
         self.host: Host
         self.watch: AgentWatch | None = None
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, text: str, level: int = logging.INFO) -> None:
         self.decisions.add(text)
-        LOG.info("%s", text)
+        LOG.log(level, "%s", text)
 
     async def start(self) -> None:
         """Bind the address, find the GPUs, start the models that are never evicted (`keep: 1` in models.yaml), and
@@ -134,7 +134,7 @@ class ModelServer:
         for listener in listeners:
             self._closing.callback(listener.close)
         if not is_loopback(self._address[0]) and not self.tokens.any:
-            self._tell(f"{place} {doors.UNGUARDED}")
+            self._tell(f"{place} {doors.UNGUARDED}", logging.WARNING)
         self.http_url = f"{'https' if self.tls else 'http'}://{place}"
 
     # ---- while it runs ----
@@ -148,6 +148,8 @@ class ModelServer:
     async def _rows(self) -> AsyncIterator[Row]:
         async for row in rows(self.dispatch, self.host.gpus, self.http_url, self.decisions, self._agent_fault()):
             yield row
+        for pid, text in () if self.watch is None else self.watch.others.items():
+            yield "warnings", f"agent {pid}", {"source": "models", "about": "another agent", "text": text}
         if self.services is not None:
             async for row in self.services.routes.rows():
                 yield row

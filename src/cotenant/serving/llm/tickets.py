@@ -20,12 +20,10 @@ from cotenant.serving.llm.openai import (
     request_id_of,
 )
 from cotenant.serving.llm.program import Program
+from cotenant.serving.llm.token_count import TokenCount
 from cotenant.serving.llm.upstream import Link
 
 MOST_TRIES = 2  # a request is tried only this often if programs die while it runs, since it may be the cause
-EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-DONE = tuple(b"data: [DONE]" + end for end in EVENT_ENDS)
-FAULT = b'data: {"error"'  # an event by which a program reports an error; in a text the quotation marks are escaped
 DEATH_WITHIN_S = 2.0  # a connection may break up to this long before the server notices that the program has ended
 
 
@@ -35,8 +33,8 @@ class Ticket:
     """
 
     __slots__ = (
-        "_again", "_events", "_faulty", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts",
-        "_program", "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "heard_s", "model",
+        "_again", "_count", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts", "_program",
+        "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "heard_s", "model",
         "request_id", "streamed", "tries", "x",
     )  # fmt: skip
 
@@ -50,7 +48,7 @@ class Ticket:
         self.began_s: float | None = None
         self.heard_s = math.inf  # when the program last sent a part of the answer, or got the request
         self.tries = 0
-        self.done = self.streamed = self._faulty = False
+        self.done = self.streamed = False
         self._program: Program | None = None
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
@@ -59,8 +57,8 @@ class Ticket:
         self._parts: list[bytes] = []
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
-        self._events = 0
-        self._first_s = self._last_s = 0.0
+        self._count = TokenCount()
+        self._first_s = self._last_s = 0.0  # when the first and the last token came
         x.withdraw = self.withdraw
 
     @property
@@ -122,14 +120,9 @@ class Ticket:
         if not self.streamed:
             self._parts.append(data)
             return
-        if not self._first_s and b"data:" in data:
-            self._first_s = now_s
-        # each event has one token; the event DONE is not counted, since it comes together with the last token
-        events = sum(map(data.count, EVENT_ENDS)) - data.endswith(DONE)
-        self._faulty = self._faulty or FAULT in data
-        if events > 0 and self._first_s:
+        if self._count.take(data):
+            self._first_s = self._first_s or now_s
             self._last_s = now_s
-            self._events += events
         if self._renamed is not None:
             data = self._renamed.take(data)
         if data:
@@ -149,7 +142,7 @@ class Ticket:
                 body = self._renamed.take(body) + self._renamed.end()
             queued_s = (self.began_s or self.arrived_s) - self.arrived_s
             self.x.respond(self._status, body, answer_headers(self._headers, self.request_id, queued_s))
-        self._finish("error" if self._faulty or self._status >= 400 else "ok")
+        self._finish(_outcome(self._status, self._count.faulty))
 
     def got_fault(self, why: str) -> None:
         self._link = None
@@ -201,12 +194,20 @@ class Ticket:
 
     @property
     def times(self) -> tuple[float, float | None] | None:
-        """Times of a streamed answer in seconds: from the request's arrival to the first event, and the mean time
-        between events (None if there was only one event)."""
-        if not self._events:
+        """Times of a streamed answer in seconds: from the request's arrival to the first token, and the mean time
+        between tokens (None if there was only one). The whole is None if there was no token."""
+        if not self._first_s:
             return None
-        between = (self._last_s - self._first_s) / (self._events - 1) if self._events > 1 else None
+        tokens = self._count.tokens
+        between = (self._last_s - self._first_s) / (tokens - 1) if tokens > 1 else None
         return self._first_s - self.arrived_s, between
+
+
+def _outcome(status: int, faulty: bool) -> str:
+    """How a complete answer of the program counts. Clients do not cause 408 and 429."""
+    if 400 <= status < 500 and status not in (408, 429):
+        return "client_error"
+    return "error" if faulty or status >= 400 else "ok"
 
 
 def _anything(full: bool) -> None:
