@@ -158,3 +158,34 @@ def test_parts_of_a_gpu_have_the_memory_of_the_divided_model(tmp_path: Path) -> 
     assert json.loads(done.out)["gpu_memory_from"] == "--divide"
     small = cotenant(*words, "H100-80GB")
     assert (small.code, "a needs 90.00 GiB, but the models may use only 72.00 GiB" in small.err) == (2, True), small.err
+
+
+def test_help_names_the_other_forms_of_plan_and_simulate(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(HEAD + ROW.format("a", "10GiB", 350, ""))
+    for words, said in (
+        (("plan", "--help"), "cotenant plan MODELS.yaml --help"),
+        (("plan", "MODELS.yaml", "--help"), "--start-up"),
+        (("plan", path, "--help"), "--divide"),
+        (("simulate", "--help"), "cotenant simulate --serving --help"),
+        (("simulate", "--serving", "--help"), "--start-up"),
+        (("simulate", "--agent", "FILE", "--help"), "--mechanism"),
+    ):
+        done = cotenant(*words)
+        assert (done.code, said in " ".join(done.out.replace("\u2502", " ").split())) == (0, True), done.out
+
+
+def test_a_models_file_of_the_wrong_form_or_command_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("models: {a: 3}\n")
+    for words in (("plan", path), ("serve", path), ("simulate", "--serving", path)):
+        done = cotenant(*words)
+        assert (done.code, "m.yaml, line 1, field models: must be a list" in done.err) == (2, True), done.err
+    path.write_text(HEAD + ROW.format("a", "10GiB", 350, ""))
+    done = cotenant("simulate", path)
+    assert (done.code, f"is a file of language models; write --serving {path}" in done.err) == (2, True), done.err
+
+
+def test_a_timed_engine_has_memory_only_on_a_device() -> None:
+    done = cotenant("timed-llm", "--memory", "1GiB")
+    assert (done.code, "--memory: is allocated only with --device cuda" in done.err) == (2, True), done.err

@@ -76,6 +76,7 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
         (ONE + "gpus: {mechanism: mig}\n", "field gpus.mechanism: 'mig' is not auto, time, slices or mps"),
         (ONE + "listen: {http: none}\n", "line 5, field listen.http: language models are served over HTTP only"),
         (ONE + "gpus: {model: sofd}\n", "line 5, field gpus.model: 'sofd' is neither soft, nor cpu, nor a known GPU"),
+        ("models: {a: 3}\n", "line 1, field models: must be a list: each model an entry with name, command and memory"),
         (ONE.replace("models:", "model:"), "line 1, field model: unknown setting for a list of models; did you mean"),
         (ONE + "evict: soon\n", "line 5, field evict: unknown setting; known: gpus, models, listen"),
     ],

@@ -87,6 +87,14 @@ def test_a_model_that_is_not_there_comes_back_at_link_speed() -> None:
     assert found.summary()["switches"] == 4
 
 
+def test_moves_of_the_same_size_take_the_same_time_throughout() -> None:
+    """Two models of 50 GiB replace each other on a GPU of 80 GiB every 10 s, a hundred times."""
+    pair = [model("a", gib=50), model("b", gib=50)]
+    found = run(pair, [(60.0 + 10.0 * k, k % 2, 20, 1) for k in range(100)], warm=False)
+    exchanges = {round(s.seconds, 6) for s in found.switches if s.do is Do.BRING}
+    assert exchanges == {round(MoveRates().seconds(50 * GIB, 50 * GIB), 6)}
+
+
 def test_requests_over_the_queue_are_refused() -> None:
     small = SimModel(model().facts, model().profile, model().target, max_concurrency=1, max_queue=1)
     found = run([small], [(0.0, 0, 20, 1), (0.001, 0, 20, 1), (0.002, 0, 20, 1)])

@@ -33,7 +33,7 @@ def test_azure_has_seven_digits_in_2023_and_zones_in_2024(tmp_path: Path) -> Non
     found = read_tokens(f"azure-llm:{path}")
     assert rows(found) == [(0.0, "", 374, 44), (3.0, "", 10, 1)]
     assert found.left_out == {"without an answer": 1}
-    assert found.remarks == ("1 requests were out of order; sorted by time",)
+    assert found.remarks == ("1 request was out of order; sorted by time",)
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,5,6\n2024-05-10 00:00:02+00:00,,8\n"
         "2024-05-10 00:00:03+00:00,7,8\n"
@@ -245,3 +245,15 @@ def test_the_public_samples(shared: Path) -> None:
         f"servegen:{shared / 'data/requests/servegen/multimodal-mm-image.tar.xz'}", TokenOptions(0, 600)
     )
     assert drawn.models == ("mm-image",)
+
+
+def test_drawn_requests_of_several_models_are_in_order_without_a_remark() -> None:
+    trace = draw_trace(["a", "b"], [5, 5], "10", "3", 50, seed=1)
+    assert trace.remarks == ()
+    assert (np.diff(trace.times_s) >= 0).all()
+    assert set(trace.model.tolist()) == {0, 1}
+
+
+def test_one_request_out_of_order_is_said_in_the_singular() -> None:
+    found = make_trace("t", [1.0, 0.0, 2.0], None, [1, 1, 1], [1, 1, 1], ("",))
+    assert found.remarks == ("1 request was out of order; sorted by time",)

@@ -93,6 +93,8 @@ def plan(
     """Divide the GPUs into gpulets: which models run on each, with which batch and duty cycle, and each service's
     headroom. `plan scenarios --like SET --out F` generates sets of scenarios; `plan fit-interference --pairs F` fits
     the interference model of a profile.
+
+    With MODELS.yaml as first argument: language models, see `cotenant plan MODELS.yaml --help`.
     """
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,23 +40,25 @@ def wanted(args: Sequence[str]) -> bool:
     # options that only plans of language models have; so the error about a file that is not there is about the file
     if any(arg.partition("=")[0] in ("--divide", "--rate", "--prompt") for arg in args):
         return True
-    # among the values of options only YAML counts, because a JSON file of a profile may have a list of models, too
-    return any(_has_models(arg) for k, arg in enumerate(args) if k == 0 or arg.lower().endswith((".yaml", ".yml")))
+    # among the values of options only YAML counts, because a JSON file of a profile may have models, too; a file
+    # models.yaml that is not there counts, so that `cotenant plan models.yaml --help` is as documented
+    if any(_has_models(arg) for arg in args if arg.lower().endswith((".yaml", ".yml"))):
+        return True
+    return bool(args) and (_has_models(args[0]) or (args[0].lower() == "models.yaml" and not Path(args[0]).exists()))
 
 
 def _has_models(path: str) -> bool:
     """Whether an argument is a file of language models."""
-    from pathlib import Path
-
     if path.startswith("-") or not Path(path).is_file():
         return False
     from cotenant.core.yamlfile import read_yaml
+    from cotenant.serving.config.models import is_models_file
 
     try:
         content = read_yaml(path).content
     except InputError:  # the command that reads the file later reports the error
         return False
-    return isinstance(content, dict) and isinstance(content.get("models"), list)
+    return is_models_file(content)
 
 
 @app.command()

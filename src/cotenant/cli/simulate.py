@@ -85,6 +85,8 @@ def simulate(
     """Simulate a trace of jobs on a cluster in virtual time and print the figures.
 
     With SERVICES.yaml as first argument: requests on a serving plan, see cotenant simulate SERVICES.yaml --help.
+    With --serving MODELS.yaml: language models, see cotenant simulate --serving --help. With --agent FILE: tenants
+    that share one GPU, see cotenant simulate --agent FILE --help.
     """
     from cotenant.core.errors import InputError, WorkError
     from cotenant.sim.jobs.options import training_config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,13 +31,19 @@ def wanted(args: list[str]) -> bool:
 
 
 def refuse_trace(first: str) -> None:
-    """Raise InputError with the right option if the first argument of `simulate` is a job trace."""
+    """Raise InputError with the right option if the first argument of `simulate` is a job trace or a models file."""
     from cotenant.core.errors import InputError
     from cotenant.workloads.jobs.registry import trace_of
 
     trace = None if first.startswith("-") else trace_of(first)
     if trace is not None:
         raise InputError(f"{first} is a job trace; write --trace {trace}")
+    if first.endswith((".yaml", ".yml")) and Path(first).is_file():
+        from cotenant.core.yamlfile import read_yaml
+        from cotenant.serving.config.models import is_models_file
+
+        if is_models_file(read_yaml(first).content):
+            raise InputError(f"{first} is a file of language models; write --serving {first}")
 
 
 @app.command()

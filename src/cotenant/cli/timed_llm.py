@@ -38,6 +38,8 @@ def timed_llm(
 
     if device not in ("clock", "cuda"):
         raise InputError(f"must be clock or cuda, not {device!r}", field="device")
+    if memory is not None and device != "cuda":
+        raise InputError("is allocated only with --device cuda; leave it out, or add --device cuda", field="memory")
     if not 1e-3 <= speed <= 1e3:
         raise InputError(f"speed must be between 0.001 and 1000, not {speed:g}", field="speed")
     found = replace(find_profile(profile, model).scaled(1 / speed), name=model)

@@ -141,9 +141,12 @@ class ModelsConfig:
 
 def is_models_file(content: Any) -> bool:
     """Whether a file describes language models: there `models` is a list, in a services file it is the name of a
-    folder. A file whose list has a misspelt key counts, too, so that the error is about that key.
+    folder. A file whose list has a misspelt key, or which has a mapping of models, counts, too, so that the error is
+    about that key.
     """
-    return isinstance(content, Mapping) and (isinstance(content.get("models"), list) or _misspelt(content) is not None)
+    if not isinstance(content, Mapping):
+        return False
+    return isinstance(content.get("models"), list | dict) or _misspelt(content) is not None
 
 
 def _misspelt(content: Mapping[str, Any]) -> str | None:
@@ -167,6 +170,8 @@ def parse_models(
     """Validate the content of models.yaml, as `read_models` does."""
     if not is_models_file(content):
         raise InputError("needs a list of models", field="models")
+    if isinstance(content.get("models"), dict):
+        raise InputError("must be a list: each model an entry with name, command and memory", field="models")
     if not isinstance(content.get("models"), list) and (key := _misspelt(content)) is not None:
         raise InputError("unknown setting for a list of models; did you mean models?", field=key)
     services = _services(content) if "services" in content else None

@@ -123,9 +123,11 @@ class _Run:
         self.trace, self.setup, self._progress = trace, setup, progress
         self.models = [_Model(i, m) for i, m in enumerate(setup.models)]
         self.by_name = {m.name: m for m in self.models}
+        # The policy learns its own rates from the times of moves. If it changed these, each move would add its fixed
+        # time to the next one, and moves would become slower and slower.
         self.rates = MoveRates()
         self.policy = ModelResidency(
-            setup.gpu_bytes, [m.facts for m in setup.models], setup.settings, setup.host_bytes, self.rates
+            setup.gpu_bytes, [m.facts for m in setup.models], setup.settings, setup.host_bytes
         )
         self.gpus = [SharedGpu(setup.sharing) for _ in setup.gpu_bytes]
         self.first = np.full(len(trace), np.nan)

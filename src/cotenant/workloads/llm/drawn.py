@@ -52,6 +52,8 @@ def draw_trace(
     times, model, ins, outs = (np.concatenate([part[k] for part in parts]) for k in range(4))
     if not len(times):
         raise InputError("no requests were drawn: the rates or the duration are too small", field="rate")
+    order = np.argsort(times, kind="stable")  # the models' requests are drawn one model after the other
+    times, model, ins, outs = (values[order] for values in (times, model, ins, outs))
     source = f"{arrivals} {sum(rates_rps):g}/s, prompts of {prompt} and outputs of {output} tokens, seed {seed}"
     return make_trace(source, times, model, ins, outs, tuple(models), zero_s=0.0)
 

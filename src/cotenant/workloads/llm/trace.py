@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.core.errors import InputError
+from cotenant.core.units import counted
 
 MAX_TOKENS = 10_000_000
 MAX_REQUESTS = 50_000_000
@@ -128,7 +129,7 @@ def make_trace(
     notes = list(remarks)
     back = int((np.diff(times) < 0).sum())
     if back:
-        notes.append(f"{back:,} requests were out of order; sorted by time")
+        notes.append(f"{counted(back, 'request was', 'requests were')} out of order; sorted by time")
     ins, outs, had = (
         np.asarray(c)[order].astype(np.int64)
         for c in (prompt, output, np.zeros(len(times)) if cached is None else cached)
