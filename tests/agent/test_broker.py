@@ -203,18 +203,47 @@ def test_a_turn_waits_for_its_tenants_memory(comes: bool) -> None:
         node.present = False
         one.ask()
         other.ask()
-        tenant, gpu, epoch = node.broker.paused.get_nowait()
-        assert (tenant.name, gpu) == ("a", GPU.uuid)
+        paused = node.broker.paused.get_nowait()
+        assert (paused.tenant.name, paused.gpu) == ("a", GPU.uuid)
         assert node.broker.paused.empty()
         assert one.granted() is None
         node.present = True
         if comes:
-            node.broker.resume_turn(gpu, "a", epoch, floor_ns=0)
+            node.broker.resume_turn(paused, floor_ns=0)
             assert one.granted()
             assert other.granted() is None
         else:
-            node.broker.suspend(tenant)
+            node.broker.suspend(paused.tenant)
             assert other.granted()
             assert one.granted() is None
+
+    on_node(test)
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_turn_without_end_waits_for_its_tenants_memory(parked: bool) -> None:
+    """A tenant that takes no turns runs when all its memory is on the GPU, and then only if it is not suspended."""
+
+    def test(node: Node) -> None:
+        tenant = Tenant(TenantSpec("a", oversubscribe="swap"), (GPU,), "a", 0, Enforcement())
+        one, two = Process(node.broker, tenant), Process(node.broker, tenant)
+        node.processes += [one, two]
+        node.present = False
+        one.ask()
+        two.ask()
+        paused = node.broker.paused.get_nowait()
+        assert node.broker.paused.empty()
+        assert one.granted() is None
+        assert node.broker.waits(paused)
+        node.present = True
+        if parked:
+            node.broker.suspend(tenant)
+        node.broker.resume_turn(paused, floor_ns=0)
+        if parked:
+            assert one.granted() is None
+            node.broker.unsuspend(tenant)
+        assert one.granted()
+        assert two.granted()
+        assert node.broker.holds(tenant, GPU.uuid)
 
     on_node(test)

@@ -161,7 +161,7 @@ class Agent:
     async def _serve(self, ready: Callable[[], None]) -> None:
         options, declared = self.options, {spec.name for spec in self.in_force.config.tenants}
         self.unseen.expect(key for saved in load(self.state.path) for key in saved.processes)
-        take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints, self.limits)
+        take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.parking, self.limits)
         self.ended.taken_over(self._drop)
         self.reconfigure.admit_declared()
         for mechanism in self.mechanisms.values():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cotenant.agent.lifecycle import state
 from cotenant.agent.lifecycle.lives import Lives
-from cotenant.agent.memory.checkpoints import Checkpoints
+from cotenant.agent.memory.parking import Parking
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.swap_orders import MoveCount
 from cotenant.agent.memory_limits.enforcer import MemoryLimits
@@ -27,7 +27,7 @@ def take_over(
     lives: Lives,
     owners: Owners,
     residents: Residents,
-    checkpoints: Checkpoints,
+    parking: Parking,
     limits: MemoryLimits,
 ) -> None:
     """Admit the previous agent's tenants that still run or are just being started, are declared in the configuration,
@@ -38,7 +38,7 @@ def take_over(
     all_saved = state.load(file)
     # a checkpointed process holds no memory of a GPU, and may be unable to connect
     checkpointed = {row.get("name") for row in parked if row.get("method") == "checkpoint"}
-    checkpoints.expect(parked)
+    parking.expect(parked)
     for saved in all_saved:
         lasts = saved.alive or saved.starting or saved.owner is not None
         if not lasts and saved.spec.name not in declared:
@@ -69,5 +69,5 @@ def take_over(
             lives.watch_orphans(tenant, saved.processes)
         # a tenant whose program has ended is removed, unless a process of it reconnects within this time
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
-    checkpoints.take_over()
+    parking.take_over()
     limits.clean((*(saved.held for saved in all_saved if saved.held is not None), *closing))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from cotenant.agent import processes
@@ -169,7 +170,11 @@ class Checkpoints:
             if tenant is not None and parked.by_order and self._registry.gated(tenant):
                 self._broker.suspend(tenant)
             if parked.method == "checkpoint":
-                self._settling[parked.name] = asyncio.get_running_loop().create_task(self._settle(parked))
+                self.settles(parked.name, self._settle(parked))
+
+    def settles(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do work for which `settled` then waits."""
+        self._settling[name] = asyncio.get_running_loop().create_task(work)
 
     async def settled(self, name: str) -> None:
         """Wait until this agent has found in which state the previous agent left the processes of a tenant, or of the

@@ -19,13 +19,15 @@ from cotenant.agent.memory.checkpoints import LOCK_S, Checkpoints, StateFile
 from cotenant.agent.memory.parked import Parked, ParkedTable, movable_first
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import MOVED_BY_PROCESS, Residents
-from cotenant.agent.memory.space import SpaceMaker
+from cotenant.agent.memory.space import AGAIN_S, SpaceMaker
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.core.errors import InputError, NothingToDoError, WorkError
 
 LOG = logging.getLogger(__name__)
+
+MOST_ROUNDS = 5  # how often a tenant that is parked is evicted at most, if it allocates memory meanwhile
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Parking:
         """Evict what a suspended tenant still has on its GPU. If that fails, the tenant may have turns again."""
         tenant = leaving.tenant
         gpu = tenant.gpus[0].uuid
-        if self._registry.tenants.get(tenant.name) is tenant and not await self._residency.evacuate(tenant, gpu):
+        if self._registry.tenants.get(tenant.name) is tenant and not await self._evacuated(tenant, gpu):
             self._broker.unsuspend(tenant)
             why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
             raise WorkError(f"{tenant.name} could not be moved: {why}")
@@ -122,6 +124,17 @@ class Parking:
             self._broker.unsuspend(tenant)
             raise WorkError(f"{tenant.name} ended while it was being parked")
         return Parked(tenant.name, "swap", (gpu,), leaving.size)
+
+    async def _evacuated(self, tenant: Tenant, gpu: str) -> bool:
+        """Evict a tenant, also memory that it was allocating when the eviction began. Returns whether that succeeded.
+        """
+        for _ in range(MOST_ROUNDS):
+            if not await self._residency.evacuate(tenant, gpu):
+                return False
+            occupant = self._residents.refresh(gpu).occupants.get(tenant.name)
+            if occupant is None or not occupant.resident_bytes:
+                break
+        return True
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
@@ -258,6 +271,33 @@ class Parking:
         if fault is not None:
             raise WorkError(f"{tenant.name} cannot be brought back: {fault}")
         self._broker.unsuspend(tenant)
+
+    # -- after a restart of the agent ------------------------------------------------------------------------------
+
+    def expect(self, rows: list[dict[str, Any]]) -> None:
+        """Count tenants as parked before they are admitted again: others may have been given their GPU memory."""
+        self._checkpoints.expect(rows)
+
+    def take_over(self) -> None:
+        """Take over tenants and processes that the previous agent had parked or was parking. What parked tenants have
+        restored while no agent ran, as the setting `fail: open` lets them, is evicted again.
+        """
+        self._checkpoints.take_over()
+        for parked in self._parked.rows.values():
+            if parked.by_order and parked.method == "swap":
+                self._checkpoints.settles(parked.name, self._evict_again(parked))
+
+    async def _evict_again(self, parked: Parked) -> None:
+        tenant, gpu = self._registry.tenants[parked.name], parked.gpus[0]
+        fault = await self._residents.all_reported([tenant])
+        deadline = time.monotonic() + LOCK_S
+        # a process refuses to move memory until its work of the time without an agent has ended
+        while fault is None and not await self._residency.evacuate(tenant, gpu):
+            if time.monotonic() > deadline:
+                fault = f"it was not evicted within {LOCK_S:g} s"
+            await asyncio.sleep(AGAIN_S)
+        if fault is not None:
+            tenant.warn(f"the tenant is parked, but memory that it restored while no agent ran is on the GPU: {fault}")
 
     # -- for schedulers --------------------------------------------------------------------------------------------
 

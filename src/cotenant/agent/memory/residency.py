@@ -78,8 +78,7 @@ class Residency:
         residents, broker = self._residents, self._broker
         try:
             async with self._locks[gpu]:
-                turn = broker.turns.gpus[gpu].turn
-                if turn is None or (turn.account.name, turn.epoch) != (tenant.name, epoch):
+                if not broker.waits(paused):
                     return  # the turn was revoked while this switch waited
                 # the time of the GPU's earlier switches must not be charged to this turn
                 residents.last_move_ns[gpu] = 0
@@ -88,7 +87,7 @@ class Residency:
             fault = f"the agent failed: {error!r}"
         if fault is None:
             residents.retry_s.pop(tenant.name, None)
-            broker.resume_turn(gpu, tenant.name, epoch, residents.gpus[gpu].floor_ns(residents.last_move_ns[gpu]))
+            broker.resume_turn(paused, residents.gpus[gpu].floor_ns(residents.last_move_ns[gpu]))
             return
         wait_s = min(MOST_RETRY_S, 2 * residents.retry_s.get(tenant.name, RETRY_S / 2))
         residents.retry_s[tenant.name] = wait_s

@@ -181,18 +181,22 @@ class Residents:
 
     def crowded(self, tenant: Tenant, gpu: str, family: int) -> bool:
         """Whether a tenant's new reservation does not fit on the GPU without evicting other tenants, or the tenant is
-        parked. `family`: kind of the memory.
+        parked or being evicted. `family`: kind of the memory.
         """
         moves = family == MemoryFamily.PLAIN and tenant.spec.oversubscribe in MOVED_BY_PROCESS
         anybody = any(other.spec.oversubscribe != "none" for other in self._registry.on_gpu(gpu))
         at_once = (family == MemoryFamily.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
-        if moves and tenant.name in self._parked:
-            return True  # the memory that parking has freed must not be taken by the parked tenant itself
+        if moves and self.goes(tenant, gpu):
+            return True  # the memory that parking frees must not be taken by the parked tenant itself
         if not (at_once or moves):
             return False
         # the process then sends MOVE_ROOM, which is answered when the memory of all processes is known
         unknown = time.monotonic() <= self._reported_by_s and self.unreported(self._registry.on_gpu(gpu))
         return bool(unknown) or self.refresh(gpu).free_bytes < 0
+
+    def goes(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether a tenant is parked or is being evicted, so that it gets no memory of the GPU now."""
+        return tenant.name in self._parked or self.leaving[gpu][tenant.name] > 0
 
     def could_fit(self, tenant: Tenant, gpu: str) -> bool:
         """Whether the tenant would fit on the GPU if all other swappable tenants were evicted."""
@@ -203,7 +207,9 @@ class Residents:
             if other.spec.oversubscribe == "park" and occupant.can_leave:
                 continue
             starting = not any(state for session in other.sessions for state in session.moves.values())
-            movable = other.spec.oversubscribe != "none" and self._registry.takes_turns(other)
+            # a parked tenant may have memory here that it has restored while no agent ran, and that is evicted again
+            goes = self._registry.takes_turns(other) or other.name in self._parked
+            movable = other.spec.oversubscribe != "none" and goes
             leaves = movable and (occupant.can_leave or starting)
             staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
             # memory that another tenant has reserved but not allocated yet is not counted, since that tenant can wait

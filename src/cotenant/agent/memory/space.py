@@ -37,15 +37,16 @@ class SpaceMaker:
 
     async def _answer(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
         """Make space and answer the process. For memory that it needs before its tenant's next turn, such as a context,
-        space is made at once (flag NOW). Other memory can wait: while the tenant is parked, or the GPU's turn is
-        another tenant's or paused, the answer is DENIED, and space is made when the tenant's next turn begins.
+        space is made at once (flag NOW). Other memory can wait: while the tenant is parked or is being evicted, or the
+        GPU's turn is another tenant's or paused, the answer is DENIED, and space is made when the tenant's next turn
+        begins.
         """
         gpu, tenant = session.slots[slot], session.tenant
         now, size = bool(flags & MoveFlag.NOW), min(size, 1 << 62)
         if flags & MoveFlag.CONTEXT:
             size = self._residents.context_reserve_bytes(gpu) or CONTEXT_BYTES
         status = Status.OK
-        if not now and (tenant.name in self._parked or self._somebody_else_runs(tenant, gpu)):
+        if not now and (self._residents.goes(tenant, gpu) or self._somebody_else_runs(tenant, gpu)):
             status = Status.DENIED  # the process gets the memory when this tenant's next turn begins
         else:
             try:

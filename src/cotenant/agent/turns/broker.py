@@ -10,11 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from cotenant.abi.protocol import NO_DEADLINE, MessageType, ReleaseReason
+from cotenant.abi.protocol import MessageType, ReleaseReason
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
-from cotenant.agent.turns.hold import Hold, PausedTurn, Residents
+from cotenant.agent.turns.endless import EndlessTurns
+from cotenant.agent.turns.hold import ENDLESS, Hold, PausedTurn, Residents
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
 from cotenant.policy.shares.turn import UNDRAINED
 
@@ -53,6 +54,7 @@ class Broker:
         self._suspended: set[str] = set()
         # numbers of turns in messages only increase, even when the agent restarts
         self._wire_epoch = time.monotonic_ns() // 1000
+        self._endless = EndlessTurns(residents, self.paused, self._next_epoch)
 
     # -- membership ------------------------------------------------------------------------------------------------
 
@@ -89,7 +91,7 @@ class Broker:
         if session.tenant.name in self._suspended:
             return
         if self._stands(session.tenant):
-            self._let_run(session, slot)
+            self._endless.grant(session, slot)
             return
         out = self.turns.request(gpu, session.tenant.name, time.monotonic_ns(), burst_ns)
         hold = self._holds.get(gpu)
@@ -101,10 +103,7 @@ class Broker:
         self._suspended.add(tenant.name)
         now_ns = time.monotonic_ns()
         if self._stands(tenant):
-            for session in tenant.sessions:
-                for slot, epoch in session.granted.items():
-                    session.page.slots[slot].epoch = 0
-                    session.send(wire.pack(MessageType.TOKEN_REVOKE, {"epoch": epoch}, slot=slot))
+            self._endless.revoke(tenant)
         for gpu in tenant.gpus:
             machine = self.turns.gpus[gpu.uuid]
             if tenant.name in machine.accounts:
@@ -119,11 +118,10 @@ class Broker:
     def unsuspend(self, tenant: Tenant) -> None:
         """Grant turns to a suspended tenant again."""
         self._suspended.discard(tenant.name)
-        for session in tenant.sessions if self._stands(tenant) else ():
-            for slot in list(session.asking):
-                self._let_run(session, slot)
         for gpu in tenant.gpus:
-            if tenant.name in self.turns.gpus[gpu.uuid].accounts and self._asks(tenant, gpu.uuid):
+            if self._stands(tenant):
+                self._endless.begin(tenant, gpu.uuid)
+            elif tenant.name in self.turns.gpus[gpu.uuid].accounts and self._asks(tenant, gpu.uuid):
                 self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
 
     def wish(self, tenant: Tenant) -> None:
@@ -141,11 +139,24 @@ class Broker:
         """Whether the tenant has a turn on a GPU, or work of its last turn still runs there."""
         machine = self.turns.gpus[gpu]
         if self._stands(tenant):
-            return any(slot in session.granted for session, slot in tenant.slots_on(gpu))
+            return self._endless.holds(tenant, gpu)
         return tenant.name in machine.overrun or (machine.turn is not None and machine.turn.account.name == tenant.name)
 
-    def resume_turn(self, gpu: str, name: str, epoch: int, floor_ns: int) -> None:
+    def waits(self, paused: PausedTurn) -> bool:
+        """Whether a paused turn has not been revoked and its tenant still waits for it."""
+        tenant, gpu, epoch = paused
+        if epoch == ENDLESS:
+            return self._endless.takes(paused) and self._stands(tenant) and tenant.name not in self._suspended
+        turn = self.turns.gpus[gpu].turn
+        return turn is not None and (turn.account.name, turn.epoch) == (tenant.name, epoch)
+
+    def resume_turn(self, paused: PausedTurn, floor_ns: int) -> None:
         """Begin a paused turn, whose tenant's memory is now on the GPU. The turn lasts at least `floor_ns`."""
+        gpu, name, epoch = paused.gpu, paused.tenant.name, paused.epoch
+        if epoch == ENDLESS:
+            if self._stands(paused.tenant) and name not in self._suspended:
+                self._endless.begin(paused.tenant, gpu)
+            return
         out = self.turns.gpus[gpu].resume(name, epoch, time.monotonic_ns(), floor_ns)
         if out:
             self._obey(out, gpu)
@@ -175,7 +186,7 @@ class Broker:
             session.asking.add(slot)
         if self._stands(session.tenant):
             if again and session.tenant.name not in self._suspended:
-                self._let_run(session, slot)
+                self._endless.grant(session, slot)
             return
         self._member_done(session, gpu, drained_ns, _REASONS.get(reason, "released"))
 
@@ -215,18 +226,12 @@ class Broker:
         self._obey(out, gpu)
 
     def _stands(self, tenant: Tenant) -> bool:
-        """Whether a tenant takes no turns. If its memory can be moved, its processes run except while it is suspended.
-        """
+        """Whether a tenant takes no turns, or only turns without end."""
         return tenant.name not in self._tenants
 
-    def _let_run(self, session: Session, slot: int) -> None:
-        """Grant a process of a tenant without turns a turn without end."""
-        session.asking.discard(slot)
+    def _next_epoch(self) -> int:
         self._wire_epoch += 1
-        session.granted[slot] = page_epoch = self._wire_epoch
-        page = session.page.slots[slot]
-        page.deadline_ns, page.epoch = NO_DEADLINE, page_epoch
-        session.send(wire.pack_grant(0, slot, time.monotonic_ns(), page_epoch, NO_DEADLINE, 0))
+        return self._wire_epoch
 
     def _asks(self, tenant: Tenant, gpu: str) -> bool:
         return any(gpu == s.slots.get(slot) for s in tenant.sessions for slot in s.asking)
@@ -279,8 +284,7 @@ class Broker:
                     if slot in session.asking:
                         self._send_grant(session, slot, session.granted[slot], hold.deadline_ns)
                 elif slot in session.asking or gang:
-                    self._wire_epoch += 1
-                    session.granted[slot] = self._wire_epoch
+                    session.granted[slot] = self._next_epoch()
                     hold.members[session] = slot
                     self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
                 session.asking.discard(slot)

@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 from cotenant.agent.tenants.tenant import Session, Tenant
 
+ENDLESS = 0  # in place of the number of a turn: a turn without end
+
 
 class PausedTurn(NamedTuple):
     """A granted turn that waits for its tenant's memory. `Broker.resume_turn` begins it, `Broker.fail_turn` ends it."""

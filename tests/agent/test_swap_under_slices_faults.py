@@ -1,0 +1,146 @@
+"""Faults of tenants under time slices whose memory leaves the GPU when they are parked."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from agent_harness import saved
+from swap_node import CONTEXT, MIB, Node, Program, nodes_in
+from waiting import WITHIN_S, wait_for
+
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.errors import InputError, WorkError
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
+ALLOCATE = "raw('cuMemAlloc_v2', byref(c_uint64()), c_size_t(8 << 20))"
+SIZE = 200 * MIB
+MEMORY = CONTEXT + SIZE
+
+
+@pytest.fixture
+def node(short_folder: Path) -> Iterator[Callable[..., Node]]:
+    with nodes_in(short_folder) as make:
+        yield make
+
+
+def program(here: Node, memory: int = MEMORY, name: str = "a") -> Program:
+    return here.program(name, memory=memory, mechanism="slices")
+
+
+def under_way(here: Node, name: str) -> bool:
+    """Whether a tenant is being parked or resumed now."""
+    try:
+        here.call("resume", name=name, gpu="no such GPU")
+    except WorkError as error:
+        return "already being parked or resumed" in str(error)
+    except InputError:
+        pass
+    return False
+
+
+@pytest.mark.parametrize("order", ["park", "resume"])
+def test_agent_killed_in_the_middle_of_a_move(node: Callable[..., Node], order: str) -> None:
+    here = node(1024 * MIB)
+    a = program(here, CONTEXT + 400 * MIB)
+    assert a.ask("take(400)") == "0"
+    wait_for(lambda: saved(here.folder, "a").get("processes"), what="it is written down")
+    if order == "resume":
+        here.call("park", name="a")
+    with ControlClient(here.folder, timeout_s=60) as client:
+
+        def move() -> None:
+            with contextlib.suppress(WorkError, OSError):
+                client.call(order, name="a")
+
+        mover = threading.Thread(target=move)
+        mover.start()
+        wait_for(lambda: under_way(here, "a") or not mover.is_alive())
+        here.agent.kill()
+        here.agent.wait()
+        here.start()
+        mover.join(WITHIN_S)
+    a.tell("work(0.1)")
+    if here.tenant("a")["state"] == "parked":
+        here.call("resume", name="a")
+    assert a.answer().endswith("intact")
+    assert here.where("a")["resident_bytes"] == 400 * MIB
+    here.call("park", name="a")
+    assert here.where("a")["resident_bytes"] == 0
+
+
+def test_what_returned_while_no_agent_ran_leaves_again(node: Callable[..., Node]) -> None:
+    """Without an agent a parked tenant restores its memory and runs. The next agent knows that it was parked."""
+    here = node(2 * MEMORY + 64 * MIB)
+    a, b = program(here), program(here, name="b")
+    assert a.ask("take(200)") == b.ask("take(200)") == "0"
+    here.call("park", name="a")
+    here.agent.kill()
+    here.agent.wait()
+    assert a.ask("work(0.1)").endswith("intact")
+    here.start()
+    wait_for(lambda: here.tenant("a")["pids"], what="its connection to the new agent")
+    wait_for(lambda: here.where("a")["movable_bytes"] == SIZE and here.where("a")["resident_bytes"] == 0)
+    assert here.tenant("a")["state"] == "parked"
+    assert b.ask("work(0.1)").endswith("intact")
+    here.call("resume", name="a")
+    assert a.ask("work(0.1)").endswith("intact")
+
+
+def test_a_parked_tenant_of_several_processes(node: Callable[..., Node]) -> None:
+    """Also one that connects, and allocates, while the tenant is parked."""
+    here = node(1600 * MIB)
+    a = program(here, 1200 * MIB)
+    second = here.joined("a")
+    assert a.ask("take(100)") == second.ask("take(50)") == "0"
+    a.tell("work(1)")
+    second.tell("work(1)")
+    here.call("park", name="a")
+    third = here.joined("a")
+    assert third.ask(ALLOCATE) == "0"
+    assert here.where("a")["resident_bytes"] == 0
+    third.tell("work(0.1)")
+    here.call("resume", name="a")
+    for each in (a, second, third):
+        assert each.answer().endswith("intact")
+
+
+def test_memory_that_is_allocated_during_a_move(node: Callable[..., Node]) -> None:
+    """Nothing of it stays on the GPU while the tenant is parked."""
+    here = node(1600 * MIB)
+    a = program(here, 1500 * MIB)
+    second = here.joined("a")
+    assert a.ask("take(200)") == second.ask("take(200)") == "0"
+    for each in (a, second):
+        each.tell(f"max({ALLOCATE} or time.sleep(0.01) or 0 for _ in range(30))")
+    for _ in range(3):
+        here.call("park", name="a")
+        assert here.where("a")["resident_bytes"] == 0
+        here.call("resume", name="a")
+    assert a.answer() == second.answer() == "0"
+    for each in (a, second):
+        assert each.ask("work(0.1)").endswith("intact")
+    assert here.where("a")["resident_bytes"] == (2 * 200 + 2 * 30 * 8) * MIB
+
+
+def test_a_stopped_process_is_not_parked_and_runs_later(node: Callable[..., Node]) -> None:
+    here = node(1024 * MIB)
+    a = program(here)
+    assert a.ask("take(200)") == "0"
+    assert a.ask("work(0.1)").endswith("intact")
+    a.process.send_signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{a.process.pid}/task")
+    wait_for(lambda: all(") T " in (task / "stat").read_text() for task in tasks.iterdir()), what="its stop")
+    with pytest.raises(WorkError, match="did not end within"):
+        here.call("park", name="a", timeout_s=0.2)
+    assert here.tenant("a")["state"] == "running"
+    a.process.send_signal(signal.SIGCONT)
+    assert a.ask("work(0.1)").endswith("intact")
+    here.call("park", name="a")
+    here.call("resume", name="a")
+    assert a.ask("work(0.1)").endswith("intact")
