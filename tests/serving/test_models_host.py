@@ -309,3 +309,44 @@ def test_an_own_agent_may_reserve_the_host_memory_of_the_file(
             assert len(started) >= 2
     finally:
         keeper.close()
+
+
+@pytest.mark.parametrize("present", [1, 2])
+def test_an_own_agent_makes_as_many_software_gpus_as_the_file_has(
+    present: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The software GPU's state file may have another number already."""
+    wanted: list[str] = []
+
+    def answer(host: AgentHost, _: str) -> dict[str, Any]:
+        if not wanted:
+            raise WorkError("no agent runs here")
+        rows = [{"index": i, "uuid": f"GPU-{i}", "name": "X", "memory_bytes": 1 << 30} for i in range(present)]
+        return {"gpus": rows, "swap_memory": {"budget_bytes": 1 << 30}}
+
+    async def spawn(command: list[str], log: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:
+        wanted.append(environment["COTENANT_SOFTGPU_COUNT"])
+        return await asyncio.create_subprocess_exec("/bin/sleep", "600", start_new_session=True)
+
+    async def play() -> None:
+        try:
+            await host.start()
+        finally:
+            await host.close()
+
+    monkeypatch.setattr(AgentHost, "_call_once", answer)
+    monkeypatch.setattr(hosts, "spawn", spawn)
+    monkeypatch.setattr(hosts, "agent_folder", lambda: tmp_path)
+    monkeypatch.delenv("COTENANT_SOFTGPU_COUNT", raising=False)
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=2, model="soft"), (), None, keeper)
+    try:
+        if present < 2:
+            with pytest.raises(InputError, match="1 GPU, not 2; COTENANT_SOFTGPU_STATE=FILE with a new file"):
+                asyncio.run(play())
+        else:
+            asyncio.run(play())
+            assert len(host.gpus) == 2
+    finally:
+        keeper.close()
+    assert wanted == ["2"]

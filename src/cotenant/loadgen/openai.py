@@ -112,7 +112,7 @@ class OpenAiResult:
         p50, p99 = np.percentile(late, (50, 99)) if len(late) else (None, None)
         return {
             "url": str(self.test.target), "seed": self.test.seed, "duration_s": self.duration_s,
-            "trace": self.test.trace.summary(), "models": rows,
+            "trace": self.test.trace.summary(), "in_flight": self.test.clients or None, "models": rows,
             "total": total,
             "lateness_ms": {"p50": p50, "p99": p99}, "wrong_answers": self.wrong, "failures": grouped(self.reasons),
         }  # fmt: skip

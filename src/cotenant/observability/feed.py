@@ -27,8 +27,8 @@ Sections and their fields (times in seconds, shares as fractions 0..1, memory in
                part_of (the application of which the service is a stage)
     models     state, gpu (key of the GPU that it is on), memory_bytes (on that GPU), queue (number of waiting
                requests), open (number of requests that the program serves), ttft_ms, ttft_p99_ms, ttft_slo_ms,
-               tpot_ms, tpot_slo_ms, attainment (these times and the share are of streamed answers),
-               answer_ms, answer_p99_ms (times to answers that are not streamed),
+               tpot_ms, tpot_slo_ms, attainment (the times are of streamed answers, the share is of these and of
+               failed requests), answer_ms, answer_p99_ms (times to answers that are not streamed),
                switches and switch_s (number and total time of starts, evictions, restores and stops), failed
                (number of requests), fault (why the model is unavailable)
     jobs       name, state, reason (of the state), gpus and place (words), progress (fraction done), waited_s, ran_s

@@ -50,9 +50,10 @@ def build_page(result: OpenAiResult | LlmResult) -> str:
 
 def _sent(content: dict[str, Any]) -> str:
     text = f"{content['trace']['requests']:,} requests in {content['duration_s']:.1f} s to {content['url']}"
-    text += f" ({content['trace']['source']})"
+    each = f"{content['in_flight']:,} of each model in flight, " if content["in_flight"] else ""
+    text += f" ({each}{content['trace']['source']})"
     late = content["lateness_ms"]
-    text += f", seed {content['seed']}."
+    text += "." if "seed" in content["trace"]["source"] else f", seed {content['seed']}."
     if late["p50"] is not None:
         text += f" {sent_late(late)}"
     return text

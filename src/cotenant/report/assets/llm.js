@@ -56,6 +56,9 @@ function draw() {
   drawStays();
   drawDistribution("ttft");
   drawDistribution("tpot");
+  const known = DATA.models.some((m) => m.attainment.some((v) => v != null));
+  document.getElementById("time-part").hidden = !known; // nothing is in time or late without SLOs
+  if (!known) return;
   const traces = DATA.models.map((m, i) => ({
     type: "scatter", mode: "lines+markers", name: m.name, line: { color: color(i) }, x: DATA.windows_s, y: m.attainment,
     marker: { size: lone(m.attainment), opacity: 1, line: { width: 0 } }, cliponaxis: false,

@@ -39,6 +39,8 @@ LOG = logging.getLogger(__name__)
 AGENT_WITHIN_S = 300.0  # long, because in a source checkout an agent first compiles the native libraries
 AGENT_BACK_S = 30.0  # how long a command to an agent that has ended waits for the agent's restart
 PARK_WITHIN_S = 10.0
+# the number of software GPUs is stored in their state file, which outlives the processes that use it
+NEW_STATE = "; COTENANT_SOFTGPU_STATE=FILE with a new file makes as many software GPUs as an agent of `serve` needs"
 NAME_FREE_S = 10.0  # how long the name of a tenant that has ended may still be in use
 
 
@@ -87,7 +89,10 @@ class AgentHost:
             whose = "CUDA_VISIBLE_DEVICES leaves"
             found = [g for name in names for g in found if name in (g["uuid"], str(g["index"]))]
         if len(found) < count:
-            raise InputError(f"{whose} {len(found)} GPU{'s' * (len(found) != 1)}, not {count}", field="gpus.count")
+            more = NEW_STATE if self._wanted.model == "soft" else ""
+            raise InputError(
+                f"{whose} {len(found)} GPU{'s' * (len(found) != 1)}, not {count}{more}", field="gpus.count"
+            )  # fmt: skip
         limit = self._wanted.memory
         rooms = [GpuRoom(int(g["index"]), g["uuid"], int(g["memory_bytes"]), g["name"]) for g in found[:count]]
         self.gpus = [replace(g, memory_bytes=min(limit or g.memory_bytes, g.memory_bytes)) for g in rooms]
