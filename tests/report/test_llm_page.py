@@ -66,7 +66,7 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     done = cotenant(*asked, page)
     assert done.code == 0, done.err
     text = page.read_text()
-    assert "2 models on 1 GPU, conserving shares, busy" in text
+    assert "2 models on 1 GPU of 40 GiB, conserving shares, busy" in text
     assert "Language models, simulated" in text
     missing = cotenant(*asked, tmp_path / "no" / "page.html")
     assert (missing.code, "no" in missing.err) == (2, True)

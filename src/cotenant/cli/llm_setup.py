@@ -66,8 +66,8 @@ class GpuMemory:
         """Return a sentence that states the memory and its source."""
         why = {
             "gpus.model": f"the memory of {self.model}, as gpus.model states",
-            "--divide": f"what is assumed free on {self.model}; gpus.memory of the file states another value",
-            "default": "assumed; gpus.model or gpus.memory of the file states another value",
+            "--divide": f"assumed for {self.model}; to change it, set gpus.memory in the file",
+            "default": "assumed; to change it, set gpus.model or gpus.memory in the file",
         }.get(self.source, f"as {self.source} states")
         return f"models may use {self.each_bytes / 2**30:g} GiB of each GPU ({why})"
 

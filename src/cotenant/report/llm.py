@@ -14,6 +14,7 @@ import numpy as np
 
 from cotenant.core.files import atomic_file
 from cotenant.core.metrics.tokens import Target
+from cotenant.core.units import counted
 from cotenant.policy.residency import Do
 from cotenant.report.distributions import Windows, cdf_points, rounded
 from cotenant.report.embed import lead, shell
@@ -49,7 +50,7 @@ def build_page(result: OpenAiResult | LlmResult) -> str:
 
 
 def _sent(content: dict[str, Any]) -> str:
-    text = f"{content['trace']['requests']:,} requests in {content['duration_s']:.1f} s to {content['url']}"
+    text = f"{counted(content['trace']['requests'], 'request')} in {content['duration_s']:.1f} s to {content['url']}"
     each = f"{content['in_flight']:,} of each model in flight, " if content["in_flight"] else ""
     text += f" ({each}{content['trace']['source']})"
     late = content["lateness_ms"]
@@ -62,8 +63,9 @@ def _sent(content: dict[str, Any]) -> str:
 def _simulated(content: dict[str, Any]) -> str:
     gpus, models = content["gpus"], len(content["models"])
     busy = ", ".join(f"{gpu['busy']:.0%}" for gpu in gpus)
-    text = f"{content['trace']['requests']:,} requests in {content['span_s']:,.0f} s ({content['trace']['source']}): "
-    text += f"{models} {'model' if models == 1 else 'models'} on {len(gpus)} {'GPU' if len(gpus) == 1 else 'GPUs'}, "
+    requests = counted(content["trace"]["requests"], "request")
+    text = f"{requests} in {content['span_s']:,.0f} s ({content['trace']['source']}): {counted(models, 'model')} on "
+    text += f"{counted(len(gpus), 'GPU')} of {gpus[0]['memory_bytes'] / 2**30:g} GiB, "
     return text + f"{content['sharing']} shares, busy {busy}, {content['switches']:,} switches."
 
 

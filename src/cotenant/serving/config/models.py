@@ -39,7 +39,7 @@ class ModelGpusEntry(Strict):
     """Number of GPUs that the models may use."""
     model: str | None = None
     """`soft`: the software GPU, which imitates a GPU on a machine without one; `cpu`: no GPU. By default the machine's
-    GPUs."""
+    GPUs. A GPU model, such as A100-40GB, states the memory of a GPU for plans and simulations."""
     memory: Memory | None = None
     """Memory that models may use on each GPU; by default all."""
     mechanism: Literal["auto", "time", "slices", "mps"] = "auto"

@@ -100,7 +100,10 @@ class LlmResult:
             row["move_s"] = sum(s.seconds for s in mine)
         return {
             "trace": self.trace.summary(), "models": rows, "total": self.times.total(self.targets, span),
-            "gpus": [{"busy": busy / span} for busy in self.busy_s],
+            "gpus": [
+                {"busy": busy / span, "memory_bytes": held}
+                for busy, held in zip(self.busy_s, self.setup.gpu_bytes, strict=True)
+            ],
             "switches": len(switches), "span_s": self.end_s,
             "sharing": self.setup.sharing,
         }  # fmt: skip
