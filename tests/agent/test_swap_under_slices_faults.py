@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import saved
+from agent_harness import AgentProcess, gpu_uuid, saved
+from fake_shim import FakeShim, register
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 from waiting import WITHIN_S, wait_for
 
+from cotenant.abi.protocol import MessageType
+from cotenant.abi.tenant_page import SlotFlag
+from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.errors import InputError, WorkError
 
@@ -144,3 +150,58 @@ def test_a_stopped_process_is_not_parked_and_runs_later(node: Callable[..., Node
     here.call("park", name="a")
     here.call("resume", name="a")
     assert a.ask("work(0.1)").endswith("intact")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("slices", "none"), ("slices", "swap")),
+        (("slices", "swap"), ("slices", "none")),
+        (("slices", "swap"), ("time", "swap")),
+    ],
+)
+def test_a_changed_file_does_not_change_how_a_running_program_shares(
+    node: Callable[..., Node], before: tuple[str, str], after: tuple[str, str]
+) -> None:
+    """The program has begun with the former settings: its gate and its memory do not follow."""
+
+    def row(mechanism: str, oversubscribe: str) -> dict[str, str]:
+        return {"name": "a", "memory": f"{MEMORY}B", "mechanism": mechanism, "oversubscribe": oversubscribe}
+
+    here = node(1024 * MIB, tenants=[row(*before)])
+    a = here.joined("a")
+    assert a.ask("take(200)") == "0"
+    here.call("park", name="a")
+    file = here.folder / "agent.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tenants": [row(*after)]}))
+    fault = wait_for(lambda: here.call("status")["config_fault"], what="the changed file")
+    assert "cannot be changed while programs of the tenant run" in fault
+    shown = here.tenant("a")
+    assert (shown["mechanism"], shown["oversubscribe"], shown["state"]) == (*before, "parked")
+    here.call("resume", name="a")
+    assert a.ask("work(0.1)").endswith("intact")
+
+
+def test_a_turn_without_end_ends_when_its_tenant_takes_turns(agent: AgentProcess) -> None:
+    """The driver refuses the controls after a tenant that oversubscribes has begun to run."""
+    with agent.client() as client, open("/dev/null", "rb") as odd:
+        terms = {"mechanism": "slices", "oversubscribe": "swap", "memory_bytes": 1 << 20}
+        shim = FakeShim(agent.folder, register(client, "first", **terms)["token"])
+        slot = shim.attach(gpu_uuid(0))
+        assert shim.page is not None
+        page = shim.page.slots[slot]
+        assert not page.flags & SlotFlag.UNGATED
+        endless = shim.take(slot)["epoch"]
+        assert page.epoch == endless
+        group = {"client": 0xC1D00000, "device": 1, "subdevice": 2, "group": 3, "channel_count": 1, "compute": 1}
+        data = wire.pack(MessageType.CHANNEL_GROUP, group | {"channels": bytes([4, 0, 0, 0])})
+        socket.send_fds(shim.socket, [data], [odd.fileno()])
+        shim.wait(MessageType.PAGE_UPDATE)
+        assert agent.tenant("first")["mechanism"] == "time"
+        assert not page.flags & SlotFlag.UNFENCED
+        assert page.epoch != endless
+        shim.release(endless, slot, more=True)
+        turn = shim.take(slot)["epoch"]
+        assert turn > endless
+        assert page.epoch == turn
+        assert agent.tenant("first")["gpus"][0]["holding"]

@@ -79,6 +79,13 @@ class Reconfigure:
             spec = keep_choice(spec, tenant.spec)
         if tenant.spec == spec:
             return
+        # a process learns only when it starts whether it waits for turns, and whether it moves its memory
+        changed = [each for each in ("mechanism", "oversubscribe") if getattr(spec, each) != getattr(tenant.spec, each)]
+        if changed and not self._lives.idle(tenant):
+            raise InputError(
+                f"{' and '.join(changed)} cannot be changed while programs of the tenant run; "
+                "write the file again when they have ended"
+            )
         before = work_kind(tenant.spec)
         self._lives.change(tenant, dataclasses.replace(spec, gpus=tenant.spec.gpus))
         if tenant.sessions and work_kind(spec) != before:
