@@ -94,19 +94,35 @@ def test_nobody_is_moved_without_an_order(node: Callable[..., Node]) -> None:
     assert here.where("a")["resident_bytes"] == SIZE
 
 
-def test_a_new_agent_keeps_the_parked_one_parked(node: Callable[..., Node]) -> None:
-    here, a, b = two(node)
-    a.tell("work(0.1)")
+@pytest.mark.parametrize("parked", ["a", "b"])
+def test_a_new_agent_keeps_the_parked_one_parked(node: Callable[..., Node], parked: str) -> None:
+    """Whichever it admits first, the parked one or the one that has its place."""
+    here, *both = two(node)
+    programs = dict(zip(("a", "b"), both, strict=True))
+    if parked == "b":
+        here.call("resume", name="a", instead_of=["b"])
+    runs = "b" if parked == "a" else "a"
+    programs[parked].tell("work(0.1)")
     here.agent.send_signal(signal.SIGKILL)
     here.agent.wait()
     here.start()
-    assert b.ask("work(0.2)").endswith("intact")
-    assert here.tenant("a")["state"] == "parked"
-    answer = here.call("resume", name="a", instead_of=["b"])
+    assert programs[runs].ask("work(0.2)").endswith("intact")
+    assert here.tenant(parked)["state"] == "parked"
+    answer = here.call("resume", name=parked, instead_of=[runs])
     assert answer["failed"] == {}
-    assert a.answer().endswith("intact")
-    here.call("resume", name="b", instead_of=["a"])
-    assert b.ask("check()") == "intact"
+    assert programs[parked].answer().endswith("intact")
+    here.call("resume", name=runs, instead_of=[parked])
+    assert programs[runs].ask("check()") == "intact"
+
+
+def test_a_parked_tenant_is_changed_whoever_has_its_place(node: Callable[..., Node]) -> None:
+    here, a, _ = two(node)
+    here.call("set", name="a", limit=0.5)
+    assert here.tenant("a")["limit"] == 0.5
+    with pytest.raises(InputError, match="left to promise"):
+        here.call("resume", name="a")
+    here.call("resume", name="a", instead_of=["b"])
+    assert a.ask("work(0.1)").endswith("intact")
 
 
 @pytest.mark.parametrize("killed", ["a", "b"])

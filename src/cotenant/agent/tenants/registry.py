@@ -151,7 +151,7 @@ class Registry:
         """
         try:
             check_spec(spec)
-            self.check_fits(spec, tenant.gpus)
+            self._check_room(spec, tenant.gpus)
         except InputError:
             return None
         return self.mechanisms[spec.mechanism]
@@ -181,7 +181,7 @@ class Registry:
         Raises InputError if the GPUs or the host have no room for it.
         """
         check_spec(spec)
-        self.check_fits(spec, tenant.gpus)
+        self._check_room(spec, tenant.gpus)
         if spec.oversubscribe == "swap":
             self._host.resize(spec.name, spec.memory_bytes or tenant.gpus[0].memory_bytes)
         mechanism = self.mechanisms[spec.mechanism]
@@ -230,8 +230,15 @@ class Registry:
     def _place(self, spec: TenantSpec) -> tuple[Gpu, ...]:
         """Choose the GPUs of a new tenant. Raises InputError if the tenant does not fit on them."""
         gpus = self._choose(spec)
-        self.check_fits(spec, gpus)
+        self._check_room(spec, gpus)
         return gpus
+
+    def _check_room(self, spec: TenantSpec, gpus: Iterable[Gpu]) -> None:
+        """Raise InputError if a tenant does not fit. A parked tenant must fit only when it is resumed: its share and
+        memory may have been given to others.
+        """
+        if spec.name not in self._parked:
+            self.check_fits(spec, gpus)
 
     def _choose(self, spec: TenantSpec) -> tuple[Gpu, ...]:
         if spec.gpus:
