@@ -131,10 +131,14 @@ class Parking:
         for _ in range(MOST_ROUNDS):
             if not await self._residency.evacuate(tenant, gpu):
                 return False
-            occupant = self._residents.refresh(gpu).occupants.get(tenant.name)
-            if occupant is None or not occupant.resident_bytes:
+            if not self._is_here(tenant, gpu):
                 break
         return True
+
+    def _is_here(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether memory of a tenant that can be evicted is on a GPU."""
+        occupant = self._residents.refresh(gpu).occupants.get(tenant.name)
+        return occupant is not None and occupant.resident_bytes > 0
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
@@ -292,7 +296,7 @@ class Parking:
         fault = await self._residents.all_reported([tenant])
         deadline = time.monotonic() + LOCK_S
         # a process refuses to move memory until its work of the time without an agent has ended
-        while fault is None and not await self._residency.evacuate(tenant, gpu):
+        while fault is None and self._is_here(tenant, gpu) and not await self._residency.evacuate(tenant, gpu):
             if time.monotonic() > deadline:
                 fault = f"it was not evicted within {LOCK_S:g} s"
             await asyncio.sleep(AGAIN_S)
