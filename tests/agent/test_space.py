@@ -116,15 +116,17 @@ class Turns:
     """As much of the broker as a switch looks at: a turn of `a` that waits for its memory."""
 
     def __init__(self) -> None:
-        turn = SimpleNamespace(account=SimpleNamespace(name="a"), epoch=7)
-        self.turns = SimpleNamespace(gpus={"g": SimpleNamespace(turn=turn)}, line=lambda gpu, now_ns: [])
+        self.turns = SimpleNamespace(line=lambda gpu, now_ns: [])
         self.paused: asyncio.Queue[Any] = asyncio.Queue()
         self.floors: list[int] = []
 
     def holds(self, tenant: object, gpu: str) -> bool:
         return False
 
-    def resume_turn(self, gpu: str, name: str, epoch: int, floor_ns: int) -> None:
+    def waits(self, paused: PausedTurn) -> bool:
+        return paused.epoch == 7
+
+    def resume_turn(self, paused: PausedTurn, floor_ns: int) -> None:
         self.floors.append(floor_ns)
 
 

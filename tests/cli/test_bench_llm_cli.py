@@ -60,7 +60,7 @@ def test_a_given_engine_is_compared_with_its_profile(engine: str, tmp_path: Path
 def test_the_libraries_for_tables_and_solvers_are_not_needed(engine: str, tmp_path: Path) -> None:
     hidden = ("polars", "numba", "highspy")
     code = f"import base_install, cotenant.cli.main as c; base_install.hide(*{hidden}); c.main()"
-    path = os.pathsep.join([str(Path(base_install.__file__).parent), os.environ["PYTHONPATH"]])
+    path = os.pathsep.join([str(Path(base_install.__file__).parent), *sys.path])
     (tmp_path / "models.yaml").write_text("models: [{name: chat, command: 'x --port {port}', memory: 1GiB}]")
     asked = ["--profile", str(tmp_path / "real.json"), "--prompt", "100", "--output", "4", "--duration", "1s"]
     for words, printed in (
