@@ -361,12 +361,20 @@ def test_who_is_held_off_is_told(rig: tuple[Rig, Program]) -> None:
 def test_the_agent_counts_best_effort_processes_and_their_waits(rig: tuple[Rig, Program]) -> None:
     started, be = rig
     floor = join_floor(started.bench.folder, started.uuid)
-    waited_s = started.tenants()["be"]["gate_wait_s"]
-    with floor.held():
-        state = started.scheme("tidal", heartbeat_timeout_ms=HEARTBEAT_MS)["gpus"][started.uuid]
-        be.begin(0.05)
-        wait_for(lambda: started.tenants()["be"]["gate_wait_s"] > waited_s)
+    # launches must wait on the host, since waits on the GPU are not counted
+    state = started.scheme("tidal", run_ahead="never", heartbeat_timeout_ms=HEARTBEAT_MS)["gpus"][started.uuid]
+    assert be.ask("run 0.05")["count"] > 0
+    before_s = started.tenants()["be"]["gate_wait_s"]
+
+    def has_waited() -> bool:
+        """A wait counts once it has ended; only then is it known whether the program launched under the flag."""
+        with floor.held():
+            be.begin(0.05)
+            assert started.tenants()["be"]["gpus"][0]["floor"] == "held off"
+        assert be.result()["count"] > 0
+        return bool(started.tenants()["be"]["gate_wait_s"] > before_s)
+
+    wait_for(has_waited)
     floor.close()
-    assert be.result()["count"] > 0
     assert state["best_effort_processes"] == 1
     assert not started.tenants()["be"]["warnings"]
