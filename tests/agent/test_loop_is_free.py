@@ -108,7 +108,7 @@ def test_jobs_are_looked_for_by_a_thread() -> None:
 
 
 class Clocked:
-    """Gates of a GPU with latency-sensitive and best-effort work, whose clock takes as long as it is told to read."""
+    """Gates of a GPU with latency-sensitive and best-effort work, whose clock takes a given time to read."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self.followed = asyncio.Event()
