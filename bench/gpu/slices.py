@@ -354,7 +354,7 @@ def main() -> None:
                 for name in list(card.programs):
                     card.drop(name)
             card.say(row="step", step=step, seconds=round(time.monotonic() - began, 1))
-        said = (rig.bench.folder / "agent.log").read_text()[-1500:]
+        said = (rig.bench.folder / "agent.log").read_text()[-6000:]
         card.say(row="end", agent=said)
         card.recorder.close()
 
