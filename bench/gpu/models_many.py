@@ -30,8 +30,8 @@ trace      attainment (part of the requests that were sent) of TTFT 1,000 ms, TP
 gpus       models with requests at the same time (pauses of at most 5 s belong to a burst): the most, and the mean.
            Serving with one GPU per model needs `one_per_model` GPUs
 
-CUDA_VISIBLE_DEVICES=soft tests the script with `cotenant timed-llm` on the software GPU. With MECHANISM=slices before
-it, the models share the GPU by hardware time slices, not by turns.
+CUDA_VISIBLE_DEVICES=soft tests the script with `cotenant timed-llm` on the software GPU. With MECHANISM=time before
+it, the models share the GPU by turns, not by hardware time slices.
 """
 
 from __future__ import annotations

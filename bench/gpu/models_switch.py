@@ -8,7 +8,7 @@ device, `cotenant timed-llm` replaces the engine; with `cpu`, the models are tin
 round sends a request to both models at temperature 0. It records how long the eviction of one and the return of the
 other took (from the server's counters), the time to the first token, and whether the answer equals that of the first
 round. Both moves run at the same time, so the first token comes soon after the longer one. With
-MECHANISM=slices before it, the models share the GPU by hardware time slices, not by turns.
+MECHANISM=time before it, the models share the GPU by turns, not by hardware time slices.
 """
 
 from __future__ import annotations

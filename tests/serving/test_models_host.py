@@ -180,6 +180,7 @@ def test_a_program_is_known_to_the_keeper_before_the_agent_has_answered(
     keeper = Keeper()
     host = AgentHost(ModelGpusEntry(count=1), (), tmp_path, keeper)
     host.gpus = [GpuRoom(0, "GPU-0", 1 << 30)]
+    host._call_once = lambda _: {"gpus": [{"uuid": "GPU-0", "auto": "time"}]}  # type: ignore[method-assign]
     model: Any = SimpleNamespace(name="a", memory=1, priority=0, class_="latency-sensitive")
 
     async def play() -> None:
@@ -194,6 +195,23 @@ def test_a_program_is_known_to_the_keeper_before_the_agent_has_answered(
         await host.close()
 
     asyncio.run(play())
+    keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "here", "got"),
+    [("auto", "slices", "slices"), ("auto", "time", "time"), ("time", "slices", "time"), ("slices", "time", "slices")],
+)
+def test_models_that_swap_have_the_mechanism_of_tenants_that_do_not(
+    tmp_path: Path, wanted: str, here: str, got: str
+) -> None:
+    """An agent gives `auto` with swap turns, which the models of a server do not need."""
+    keeper = Keeper()
+    host = AgentHost(ModelGpusEntry(count=1, mechanism=wanted), (), tmp_path, keeper)
+    host.gpus = [GpuRoom(0, "GPU-0", 1 << 30)]
+    rows = [{"uuid": "GPU-9", "auto": "mps"}, {"uuid": "GPU-0", "auto": here}]
+    host._call_once = lambda _: {"gpus": rows}  # type: ignore[method-assign]
+    assert asyncio.run(host._swapping(0)) == got
     keeper.close()
 
 

@@ -28,9 +28,10 @@ def written() -> dict[str, Any]:
     return content
 
 
-def test_the_file_of_the_howto_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wanted", "mechanism"), [({}, "time"), ({"mechanism": "slices"}, "slices")])
+def test_the_file_of_the_howto_runs(tmp_path: Path, wanted: dict[str, str], mechanism: str) -> None:
     content = written()
-    with door(tmp_path, *content["models"], gpus=content["gpus"]) as it:
+    with door(tmp_path, *content["models"], gpus=content["gpus"] | wanted) as it:
         for name in ("a", "b", "c", "a"):
             status, _, answer = it.chat(name, max_tokens=2)
             assert (status, answer["choices"][0]["message"]["content"].count(f"{name}/")) == (200, 2)
@@ -47,6 +48,8 @@ def test_the_file_of_the_howto_runs(tmp_path: Path) -> None:
         listed = cotenant("ps", "--dir", folder)
         assert listed.code == 0, listed.err
         assert all(f"\n{name} " in listed.out or f" {name} " in listed.out for name in "abc")
+        tenants = json.loads(cotenant("ps", "--dir", folder, "--json").out)["tenants"]
+        assert {(row["mechanism"], row["oversubscribe"]) for row in tenants} == {(mechanism, "swap")}
     assert not Path(folder).exists()
 
 

@@ -81,12 +81,15 @@ class Rows:
         }
 
     def gpu(self, uuid: str) -> dict[str, Any]:
-        """Describe a GPU. `holder`: the tenant whose turn it is; `promised`: the sum of the tenants' requests."""
+        """Describe a GPU. `holder`: the tenant whose turn it is; `promised`: the sum of the tenants' requests; `auto`:
+        the mechanism that `auto` means for a new tenant that keeps its memory.
+        """
         turn = self.broker.turns.gpus[uuid].turn
         return self.registry.gpus[uuid].as_dict() | {
             "holder": turn.account.name if turn else None,
             "memory_charged_bytes": self.ledger.total_used(uuid),
             "promised": sum(t.spec.request for t in self.registry.on_gpu(uuid)),
+            "auto": self.registry.default_on(self.registry.gpus[uuid]),
         }
 
     def find_mps(self) -> dict[str, MpsHere]:

@@ -57,8 +57,6 @@ class AgentHost:
         """`host_bytes`: host memory for evicted models; None: as much as the agent allows."""
         self._wanted, self._models, self._keeper = wanted, models, keeper
         self._host_bytes, self._budget_bytes = host_bytes, 0
-        # Memory can be evicted only if the models take turns on the GPU, because it is evicted between two turns.
-        # Models take turns with the mechanism `time`, and possibly with `auto`.
         self.moves = wanted.mechanism in (AUTO, Time.name, Slices.name)
         self._given = folder
         self.agent = folder or agent_folder()
@@ -193,11 +191,11 @@ class AgentHost:
     # ---- programs ----
 
     async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
-        effort = model.class_ == "best-effort"
+        effort, swaps = model.class_ == "best-effort", self.moves and not self._all_fit
         spec = TenantSpec(
             model.name, memory_bytes=model.memory, priority=model.priority, gpus=(self.gpus[gpu].uuid,),
-            best_effort=effort, latency_sensitive=not effort, mechanism=self._wanted.mechanism,
-            oversubscribe="swap" if self.moves and not self._all_fit else "none",
+            best_effort=effort, latency_sensitive=not effort, oversubscribe="swap" if swaps else "none",
+            mechanism=await self._swapping(gpu) if swaps else self._wanted.mechanism,
         )  # fmt: skip
         client, answer = await self._in_thread(lambda: self._register(spec))
         try:
@@ -215,6 +213,15 @@ class AgentHost:
             return process
         finally:
             client.close()
+
+    async def _swapping(self, gpu: int) -> str:
+        """Return the mechanism of models that do not all fit. The server decides which of them is evicted, so `auto`
+        means time slices where they are available, while the agent would let such tenants take turns.
+        """
+        if self._wanted.mechanism != AUTO:
+            return self._wanted.mechanism
+        rows = (await self._in_thread(lambda: self._call_once("status")))["gpus"]
+        return next((str(row["auto"]) for row in rows if row["uuid"] == self.gpus[gpu].uuid), AUTO)
 
     def _register(self, spec: TenantSpec) -> tuple[ControlClient, dict[str, Any]]:
         """Register the tenant, once the previous one of that name has ended."""
