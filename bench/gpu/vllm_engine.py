@@ -44,14 +44,16 @@ SHAPES = {
 
 
 def model(folder: Path, shape: str) -> Path:
-    """Write the configuration of a Qwen3 without weights. Each number below the size of its vocabulary is one token of
-    prompts and answers, and no token ends an answer.
+    """Write the configuration of a Qwen3 without weights. Each number below the size of its vocabulary, but the last,
+    is one token of prompts and answers, and no token ends an answer.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     size = SHAPES[shape]["vocab_size"]
-    tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(size)}, "0"))
+    # vLLM refuses prompts with more characters than tokens of the longest word have, so one word is long
+    words = [str(i) for i in range(size - 1)] + ["-" * 64]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     fast.chat_template = TEMPLATE

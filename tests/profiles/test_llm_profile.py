@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from cotenant.core.errors import InputError
 from cotenant.loadgen import llm_profiling
 from cotenant.loadgen.llm_profiling import Cell, Profiling, _delayed, limits, measure
 from cotenant.loadgen.target import parse_target
+from cotenant.policy.llm_batching import Batcher
 from cotenant.profiles.llm import files
 from cotenant.profiles.llm.files import add_row, find_profile, read_profiles
 from cotenant.profiles.llm.fit import Point, fit
@@ -141,15 +143,15 @@ def test_points_are_measured_until_they_are_known_within_a_bound_on_time(
     now_s, rng = [0.0], random.Random(3)
     asked: list[Cell] = []
 
-    def once(run: Any, cell: Cell) -> tuple[Step, float]:
+    def once(run: Any, cell: Cell) -> list[tuple[Step, float]]:
         now_s[0] += each_s
         asked.append(cell)
         run.number += 1
         if cell.decode:
-            return Step(sequences=cell.batch, context=cell.batch * cell.prompt), 0.005
+            return [(Step(sequences=cell.batch, context=cell.batch * cell.prompt), 0.005)]
         if cell.beside:
-            return Step(cell.prompt, pairs_of(cell.prompt), 1, 20), 0.03
-        return Step(tokens=cell.prompt, pairs=pairs_of(cell.prompt)), 0.04 * rng.lognormvariate(0, spread)
+            return [(Step(cell.prompt, pairs_of(cell.prompt), 1, 20), 0.03)]
+        return [(Step(tokens=cell.prompt, pairs=pairs_of(cell.prompt)), 0.04 * rng.lognormvariate(0, spread))]
 
     monkeypatch.setattr(llm_profiling._Run, "once", once)
     monkeypatch.setattr(llm_profiling, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
@@ -194,6 +196,55 @@ def test_a_prompt_delays_the_tokens_of_a_request_that_decodes(steps: tuple[float
     assert delay == pytest.approx(sum(steps) - 0.004 * (len(steps) - 1))
     assert _delayed(stamps, stamps[0] - 0.001, answered) is None  # no token before
     assert _delayed(stamps[: 6 + len(steps) - 1], stamps[5] - 0.001, answered) is None  # none after
+
+
+class VirtualRun(llm_profiling._Run):
+    """Measures an engine in virtual time, whose requests spend no time outside of steps."""
+
+    def __init__(self, work: Profiling, profile: LlmProfile) -> None:
+        super().__init__(work)
+        self._profile = profile
+        self.most_at_once = 0
+
+    def _send(self, times_s: list[float], prompts: list[int], outputs: list[int]) -> Any:
+        engine, now_s = Batcher(self._profile), 0.0
+        stamps: dict[int, list[float]] = {n: [] for n in range(len(times_s))}
+        due = list(range(len(times_s)))
+        while due or len(engine):
+            while due and times_s[due[0]] <= now_s:
+                engine.add(due[0], prompts[due[0]], outputs[due[0]])
+                due.pop(0)
+            step = engine.begin()
+            if step is None:
+                now_s = times_s[due[0]]
+                continue
+            self.most_at_once = max(self.most_at_once, len(engine))
+            now_s += self._profile.times.seconds(step)
+            for token in engine.end():
+                stamps[token.id].append(now_s)
+        first_s, last_s = (np.array([row[at] for row in stamps.values()]) for at in (0, -1))
+        times = SimpleNamespace(prompt=np.array(prompts), first_s=first_s, last_s=last_s)
+        sent = SimpleNamespace(times=times, sent_s=np.array(times_s))
+        return sent, SimpleNamespace(stamps={n: array("d", row) for n, row in stamps.items()})
+
+
+@pytest.mark.parametrize(("kv_tokens", "count"), [(80_000, 4), (400, 4), (318, 1), (300, 0)])
+def test_prompts_beside_a_decoding_request_measure_their_steps(kv_tokens: int, count: int) -> None:
+    """As many prompts as the engine has space for, one after the other. Their steps are exact in virtual time, except
+    that a decode step gets longer with its context.
+    """
+    times = StepTimes(0.030, 6e-6, 1e-9, 0.004, 50e-6, 40e-9)
+    profile = LlmProfile("m", times, kv_tokens, max_context=2560)
+    run = VirtualRun(Profiling(parse_target("h:1"), "m", 2560, kv_tokens), profile)
+    for cell in (llm_profiling.SHORT, llm_profiling.LONE, Cell(256, 1, False)):
+        assert len(run.once(cell)) == 1
+    found = run.once(Cell(256, 1, False, beside=True))
+    assert len(found) == count
+    assert run.most_at_once <= 2
+    contexts = [step.context for step, _ in found]
+    assert contexts == sorted(set(contexts))
+    for step, seconds in found:
+        assert seconds == pytest.approx(times.seconds(step), rel=1e-3)
 
 
 def test_a_bad_fit_is_said_in_a_sentence() -> None:

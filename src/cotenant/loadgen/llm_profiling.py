@@ -27,6 +27,9 @@ CONTEXTS = (64, 1024, 4096)
 NARROW = 0.1  # a 95 % interval of a median is narrow enough if it is at most this part of the median wide
 AGAIN_S = 15.0  # for at most so long are the other points measured again
 LEAD = 4  # intervals between tokens before a prompt is sent beside the request that decodes, and after it
+# Prompts beside one request that decodes. More of them measure a step more often in the same time, and as it is in an
+# engine at work: the first steps after a pause take longer.
+PROMPTS_BESIDE = 4
 TOKENS = 32  # number of tokens of each answer in a measurement of decode, which times the intervals between them
 
 
@@ -94,8 +97,8 @@ def measure(work: Profiling, tell: Callable[[int, int], object] = lambda done, o
             began_s = time.monotonic()
         for cell in order:
             found = run.once(cell)
-            if number and found is not None:
-                seen[cell].append(found)
+            if number:
+                seen[cell] += found
             tell(run.number, total)
     _again(run, seen, rng, time.monotonic() + min(AGAIN_S, time.monotonic() - began_s))
     return fit([_point(rows) for rows in seen.values() if rows])
@@ -107,8 +110,7 @@ def _again(run: _Run, seen: dict[Cell, list[tuple[Step, float]]], rng: random.Ra
         for cell in rng.sample(wide, len(wide)):
             if time.monotonic() >= until_s:
                 return
-            if found := run.once(cell):
-                seen[cell].append(found)
+            seen[cell] += run.once(cell)
 
 
 def _point(rows: Sequence[tuple[Step, float]]) -> Point:
@@ -123,12 +125,12 @@ class _Run:
         self.number = 0
         self._last_s: dict[Cell, float] = {}  # the last measurement of each cell
 
-    def once(self, cell: Cell) -> tuple[Step, float] | None:
-        """Measure a cell. Returns the step and its seconds; None if the request that decodes ended too early."""
-        found = self._beside(cell.prompt) if cell.beside else self._together(cell)
+    def once(self, cell: Cell) -> list[tuple[Step, float]]:
+        """Measure a cell. Returns steps and their seconds; none if the request that decodes ended too early."""
+        found = self._beside(cell.prompt) if cell.beside else [self._together(cell)]
         self.number += 1
-        if found is not None:
-            self._last_s[cell] = found[1]
+        if found:
+            self._last_s[cell] = median(seconds for _, seconds in found)
         return found
 
     def _together(self, cell: Cell) -> tuple[Step, float]:
@@ -143,22 +145,32 @@ class _Run:
         context = prompt + TOKENS // 2
         return Step(sequences=cell.batch, context=cell.batch * context), gap_s
 
-    def _beside(self, prompt: int) -> tuple[Step, float] | None:
-        """Send a prompt while one request decodes, and measure the delay of that request's tokens."""
+    def _beside(self, prompt: int) -> list[tuple[Step, float]]:
+        """Send prompts, one after the other, while one request decodes, and measure the delay of that request's tokens
+        by each of them. There are fewer than PROMPTS_BESIDE if the engine has no space for so many tokens.
+        """
         work, gap_s = self._work, self._last_s[LONE]
-        at_s = 2 * self._last_s[SHORT] + LEAD * gap_s
-        output = math.ceil((at_s + 2 * self._last_s[Cell(prompt, 1, False)]) / gap_s) + LEAD
+        at_s, each_s = 2 * self._last_s[SHORT] + LEAD * gap_s, 2 * self._last_s[Cell(prompt, 1, False)] + LEAD * gap_s
         most = min(work.most_tokens, work.kv_tokens - prompt - 1) - SHORT.prompt
-        if output > most:
-            return None
-        result, transport = self._send([0.0, at_s], [SHORT.prompt, prompt], [output, 1])
-        stamps = np.array((transport.stamps or {}).get(0, ()))
-        seconds = _delayed(stamps, float(result.sent_s[1]), float(result.times.first_s[1]))
-        if seconds is None:
-            return None
-        tokens = int(result.times.prompt[1]) or prompt
-        context = (int(result.times.prompt[0]) or SHORT.prompt) + int((stamps < result.sent_s[1]).sum())
-        return Step(tokens, pairs_of(tokens), 1, context), seconds
+        count = min(PROMPTS_BESIDE, math.floor((most * gap_s - at_s) / each_s))
+        if count < 1:
+            return []
+        output = min(most, math.ceil((at_s + count * each_s) / gap_s) + LEAD)
+        result, transport = self._send(
+            [0.0, *(at_s + n * each_s for n in range(count))], [SHORT.prompt] + [prompt] * count, [output] + [1] * count
+        )
+        stamps, times = np.array((transport.stamps or {}).get(0, ())), result.times
+        sent_s, first_s = [*result.sent_s.tolist(), math.inf], [-math.inf, *times.first_s.tolist()[1:]]
+        found = []
+        for n in range(1, count + 1):
+            if not first_s[n - 1] < sent_s[n] < first_s[n] < sent_s[n + 1]:
+                continue  # two prompts were at the engine at the same time
+            seconds = _delayed(stamps, sent_s[n], first_s[n])
+            if seconds is not None:
+                tokens = int(times.prompt[n]) or prompt
+                context = (int(times.prompt[0]) or SHORT.prompt) + int((stamps < sent_s[n]).sum())
+                found.append((Step(tokens, pairs_of(tokens), 1, context), seconds))
+        return found
 
     def _send(
         self, times_s: list[float], prompts: list[int], outputs: list[int]
