@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,9 @@ def test_a_group_that_cannot_be_limited_refuses_the_program_or_warns(
     monkeypatch.delenv("COTENANT_SOFTGPU_CGROUPS", raising=False)
     mine, said = limits(tmp_path, BEST)
     with pytest.raises(InputError, match="which is not possible: the driver of GPU 3 has no limits for control groups"):
-        mine.begin(tenant("driver"), os.getpid())
+        asyncio.run(mine.begin(tenant("driver"), os.getpid()))
     assert said == []
-    mine.begin(tenant("shim"), os.getpid())
+    asyncio.run(mine.begin(tenant("shim"), os.getpid()))
     assert said == [
         "the tenant's memory is limited only by the shim in its processes, because the driver of GPU 3 has no limits "
         "for control groups"

@@ -62,7 +62,7 @@ def process(start) -> int:
 def started(world: World, pid: int, **spec: object) -> tuple[Tenant, Path]:
     """A tenant whose program is that process, and its group."""
     tenant = world.tenant(**spec)  # type: ignore[arg-type]
-    world.limits.begin(tenant, pid)
+    world.begin(tenant, pid)
     tenant.root = key_of(pid)
     assert tenant.held is not None, world.warnings
     return tenant, tenant.held.path
@@ -89,10 +89,10 @@ def fail(error: OSError):
 
 def test_a_launcher_that_joins_and_dies_does_not_release_the_tenants_group(world, process):
     tenant, group = started(world, process)
-    world.limits.begin(tenant, ended_process())
+    world.begin(tenant, ended_process())
     assert tenant.held == ControlGroup(group, made=True)
     world.groups.write(group, "dmem.max", f"{region(0)} {16 * GIB}")
-    world.limits.look()
+    world.look()
     assert world.limit(group) == str(GIB), "the limit is still watched"
 
 
@@ -104,7 +104,7 @@ def test_a_limit_on_a_group_inside_the_tenants_group_is_removed(world, process):
     world.groups.create(below := group / "own")
     card.set_memory_limits(below, 0, 16 * GIB)
     world.groups.enter(below, process)
-    world.limits.look()
+    world.look()
     (said,) = world.warnings
     assert f"limited a control group of its own on GPU 0 ({below})" in said
     assert card.memory_limits(below) == card.memory_limits(group), "only the tenant's limit is left"
@@ -122,9 +122,9 @@ def test_a_limit_inside_that_is_as_large_as_the_tenants_is_known_by_its_use(worl
 def test_a_process_that_never_connected_and_leaves_the_group_is_put_back_and_named(world, process):
     tenant, group = started(world, process)
     tenant.root = None
-    world.limits.look()
+    world.look()
     world.groups.enter(world.groups.root, process)
-    world.limits.look()
+    world.look()
     assert world.groups.of(process) == group
     assert world.warnings[0].startswith(f"process {process} left the tenant's control group and thereby its memory")
 
@@ -135,7 +135,7 @@ def test_what_a_process_started_outside_comes_back_with_it(world, start):
     _, group = started(world, shell.pid)
     for pid in (shell.pid, child):
         world.groups.enter(world.groups.root, pid)
-    world.limits.look()
+    world.look()
     assert world.groups.of(child) == group
 
 
@@ -143,12 +143,12 @@ def test_a_pid_that_another_program_has_now_is_left_alone(world, process):
     tenant, _ = started(world, process)
     before = key_of(process)
     tenant.root = before._replace(start_ticks=before.start_ticks - 1)
-    world.limits.look()
+    world.look()
     watched = world.limits._watch._inside[tenant.held.path]
     watched[process] = tenant.root
     tenant.root = None
     world.groups.enter(world.groups.root, process)
-    world.limits.look()
+    world.look()
     assert world.groups.of(process) == world.groups.root
 
 
@@ -156,9 +156,9 @@ def test_a_tenant_that_a_tenants_program_starts_keeps_its_group(world, start):
     outer, inner = start("sleep", "600").pid, start("sleep", "600").pid
     _, first = started(world, outer)
     world.groups.enter(first, inner)
-    world.limits.look()
+    world.look()
     _, second = started(world, inner, name="two")
-    world.limits.look()
+    world.look()
     assert world.groups.of(inner) == second != first
     assert world.warnings == []
 
@@ -188,7 +188,7 @@ def test_a_group_that_another_program_removed_is_made_again(world, process):
     tenant, group = started(world, process)
     world.groups.enter(world.groups.root, process)
     world.groups.remove(group)
-    world.limits.look()
+    world.look()
     assert world.limit(group) == str(GIB)
     assert world.groups.of(process) == group
     assert world.warnings[0] == f"another program removed the tenant's control group {group}: it was made again"
@@ -202,7 +202,7 @@ def test_the_group_of_a_service_that_has_ended_is_no_alarm(world, process):
     tenant.root = None  # the program has ended, and the service with it
     world.groups.enter(world.groups.root, process)
     world.groups.remove(group)
-    world.limits.look()
+    world.look()
     assert tenant.held is None
     assert world.warnings == []
 
@@ -211,7 +211,7 @@ def test_a_lost_gpu_is_not_blamed_on_another_program(world, process, monkeypatch
     tenant, _ = started(world, process)
     monkeypatch.setattr(Card, "memory_limits", fail(LOST))
     monkeypatch.setattr(Card, "set_memory_limits", fail(LOST))
-    world.limits.look()
+    world.look()
     assert world.warnings == [
         "the memory limit of the tenant's control group on GPU 0 cannot be read (the GPU is lost); it cannot be "
         "restored: the GPU is lost"
@@ -223,13 +223,13 @@ def test_a_driver_that_takes_a_limit_and_does_nothing_is_found_out(world, proces
     world.limits.prospect(world.gpu)
     monkeypatch.setattr(Card, "set_memory_limits", lambda *arguments: None)
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     said = "1.00 GiB were set, and the driver then reported no limit"
     assert tenant.held_not.endswith(said)
     assert world.limits.of(tenant, world.gpu).by is Strength.SHIM
     demanding = world.tenant("two", enforce_memory=Strength.DRIVER)
     with pytest.raises(InputError, match=said):
-        world.limits.begin(demanding, process)
+        world.begin(demanding, process)
 
 
 def test_a_driver_that_does_not_answer_is_said(world, process, monkeypatch):
@@ -265,7 +265,7 @@ def test_a_read_only_hierarchy_is_named_with_its_file(world, process, monkeypatc
     world.limits.prospect(world.gpu)
     monkeypatch.setattr(FolderCgroups, "create", fail(OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/one")))
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert tenant.held_not.endswith("by the shim in its processes, because /x/one: Read-only file system")
 
 
@@ -284,7 +284,7 @@ def test_a_group_with_groups_inside_is_removed(world, process):
     world.groups.create(group / "own")
     world.groups.enter(world.groups.root, process)
     world.registry.remove(tenant)
-    world.limits.end(tenant)
+    world.end(tenant)
     assert not group.exists()
 
 
@@ -294,9 +294,9 @@ def test_a_limit_that_cannot_be_cleared_is_tried_again(world, process, monkeypat
     world.registry.remove(tenant)
     with monkeypatch.context() as patch:
         patch.setattr(Card, "set_memory_limits", fail(LOST))
-        world.limits.end(tenant)
+        world.end(tenant)
     assert world.limit(group) == str(GIB)
-    world.limits.look()
+    world.look()
     assert world.limit(group) == "max"
 
 
@@ -314,7 +314,7 @@ def test_a_process_that_ends_meanwhile_does_not_keep_the_limit(world, process, m
 
     monkeypatch.setattr(FolderCgroups, "of", of)
     world.registry.remove(tenant)
-    world.limits.end(tenant)
+    world.end(tenant)
     assert world.limit(group) == "max"
 
 
@@ -322,7 +322,7 @@ def test_a_tenant_without_processes_leaves_no_limit_on_a_group_that_goes_on(worl
     group = service(world, process)
     tenant, _ = started(world, process)
     tenant.root = None
-    world.limits.rest(tenant)
+    world.rest(tenant)
     assert world.limit(group) == "max"
 
 
@@ -331,8 +331,8 @@ def test_the_next_run_in_another_group_clears_the_first(world, process):
     tenant, _ = started(world, process)
     tenant.root = None
     second = service(world, process, "again.service")
-    world.limits.begin(tenant, process)
-    world.limits.look()
+    world.begin(tenant, process)
+    world.look()
     assert (world.limit(first), world.limit(second)) == ("max", str(GIB))
 
 
@@ -352,13 +352,13 @@ def test_an_agent_that_was_killed_leaves_no_limit_on_a_group_that_goes_on(
     monkeypatch.setattr(type(device("soft")), "processes", lambda self, uuids: dict.fromkeys(uuids, using))
     if moment.startswith("after"):
         world.registry.remove(tenant)
-        world.limits.end(tenant)
+        world.end(tenant)
         save()  # removing a tenant writes the state
     assert world.limit(group) == str(GIB)
     using.clear()
     assert saved == [ControlGroup(group, made=False)]
     monkeypatch.setattr(FolderCgroups, "make", lambda *arguments, **named: world.groups)
-    World(tmp_path).limits.clean(saved)
+    World(tmp_path).clean(saved)
     assert world.limit(group) == "max"
 
 
@@ -369,7 +369,7 @@ def test_a_limit_that_could_not_be_taken_back_is_set_later(world, process, monke
         patch.setattr(Card, "set_memory_limits", fail(LOST))
         world.limits.take_back(tenant, ControlGroup(group, made=True))
     world.groups.write(group, "dmem.max", f"{region(0)} max")
-    world.limits.look()
+    world.look()
     assert world.limit(group) == str(GIB)
 
 
@@ -388,8 +388,8 @@ def test_a_card_that_no_longer_answers_does_not_keep_the_agents_groups(world, pr
     world.groups.enter(world.groups.root, process)
     world.registry.remove(tenant)
     monkeypatch.setattr(Card, "set_memory_limits", fail(LOST))
-    world.limits.end(tenant)
+    world.end(tenant)
     assert group.exists(), "its soft limit would stay in the sums above"
-    wait_for(lambda: (world.limits.look(), not group.exists())[1], 60)
+    wait_for(lambda: (world.look(), not group.exists())[1], 60)
 
 

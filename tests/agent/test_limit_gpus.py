@@ -59,13 +59,13 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: int) -> Pair:
 def test_each_gpu_is_reported_with_its_own_fault(pair: Pair, process: int) -> None:
     world, (first, second) = pair.world, pair.gpus
     tenant = world.tenant(gpu_count=2)
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert (pair.on(first), pair.on(second)) == (GIB, GIB)
     pair.cards[second.uuid].lost = True
-    world.limits.look()
+    world.look()
     assert world.limits.of(tenant, first).by is Strength.DRIVER
     pair.cards[first.uuid].lost = True
-    world.limits.look()
+    world.look()
     for gpu in pair.gpus:
         found = world.limits.of(tenant, gpu)
         assert (found.by, f"on GPU {gpu.index} " in found.why) == (Strength.SHIM, True)
@@ -74,24 +74,24 @@ def test_each_gpu_is_reported_with_its_own_fault(pair: Pair, process: int) -> No
 def test_a_limit_that_could_not_be_cleared_on_the_gpu_it_left_is_cleared_at_the_end(pair: Pair, process: int) -> None:
     world, (first, second) = pair.world, pair.gpus
     tenant = world.tenant(gpus=(first.uuid,))
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     pair.cards[first.uuid].lost = True
     world.registry.replace(tenant, second)
-    world.limits.leave(tenant, first)
+    world.leave(tenant, first)
     world.limits.follow(tenant)
     assert (pair.on(first), pair.on(second)) == (GIB, GIB)
-    world.limits.look()
+    world.look()
     assert world.warnings == [], "the tenant does not use that GPU any more"
     pair.cards[first.uuid].lost = False
     world.registry.remove(tenant)
-    world.limits.end(tenant)
+    world.end(tenant)
     assert (pair.on(first), pair.on(second)) == (NO_LIMIT, NO_LIMIT)
 
 
 def test_a_tenant_stays_where_it_is_if_the_driver_refuses_its_limit_on_the_other_gpu(pair: Pair, process: int) -> None:
     world, (first, second) = pair.world, pair.gpus
     tenant = world.tenant(gpus=(first.uuid,))
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     parts = {name: Mock() for name in ("ledger", "pages", "residents", "broker", "copies", "slices")}
     accounts = Accounts(world.registry, **parts, limits=world.limits)
     pair.cards[second.uuid].lost = True

@@ -53,11 +53,11 @@ def test_containers_processes_are_limited_by_the_whole_container(world, process)
     world.groups.enter(below, process)
     tenant = world.tenant()
     tenant.owner = Owner("pod", "uid", "main")
-    world.limits.came(tenant, process)
+    world.came(tenant, process)
     assert tenant.held == ControlGroup(scope, made=False)
     assert world.limit(scope) == str(GIB)
     assert world.limits.of(tenant, world.gpu).by is Strength.KERNEL
-    world.limits.end(tenant)
+    world.end(tenant)
     assert world.limit(scope) == "max"
     assert scope.exists()  # the group belongs to the container runtime, so the agent must not remove it
 
@@ -68,7 +68,7 @@ def test_container_that_started_again_has_its_limit_again(world, process):
     for digit in "ab":
         scope = world.group("kubepods.slice", f"cri-containerd-{digit * 64}.scope")
         world.groups.enter(scope, process)
-        world.limits.came(tenant, process)
+        world.came(tenant, process)
         assert world.limit(scope) == str(GIB)
 
 
@@ -108,7 +108,7 @@ def test_launcher_among_others_gets_a_group_beside_them(world, process):
     assert own_group(world.groups, process, set()) is None
     assert new_group(world.groups, process, "cotenant-x-", "a b") == session.parent / "cotenant-x-a_b-1"
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert world.groups.of(process).parent == session.parent
 
 
@@ -120,7 +120,7 @@ def test_launcher_does_not_leave_bounds_of_its_own_group(world, process):
     with pytest.raises(NoGroupError, match=r"has a limit \(memory.max\)"):
         new_group(world.groups, process, "cotenant-x-", "one")
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert tenant.held is None
     assert world.limits.of(tenant, world.gpu).by is Strength.SHIM
     assert world.warnings == [tenant.held_not]
@@ -144,14 +144,14 @@ def test_launcher_in_a_container_stays_in_it(world):
 def test_limit_holds_until_the_last_process_of_a_tenant_has_gone(world):
     tenant = world.tenant()
     with subprocess.Popen(["sleep", "600"]) as left:
-        world.limits.begin(tenant, left.pid)
+        world.begin(tenant, left.pid)
         assert tenant.held is not None
         group = tenant.held.path
         world.registry.remove(tenant)
-        world.limits.end(tenant)
+        world.end(tenant)
         assert world.limit(group) == str(GIB)
         left.kill()
-    world.limits.look()
+    world.look()
     assert not group.exists()
     assert not [line for line in world.group().iterdir() if line.name.startswith("cotenant-")]
 
@@ -161,11 +161,11 @@ def test_ancestors_sums_are_zero_again_after_a_tenant(world, process):
     world.groups.enter(session, process)
     world.groups.enter(session, os.getpid())
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert world.groups.read(session.parent, "dmem.min").split() == [region(0), str(GIB)]
     world.groups.enter(world.groups.root, process)
     world.registry.remove(tenant)
-    world.limits.end(tenant)
+    world.end(tenant)
     assert world.groups.read(session.parent, "dmem.min").split() == [region(0), "0"]
 
 
@@ -180,25 +180,25 @@ def test_limits_of_the_previous_agent_are_not_those_of_another_program(world, pr
     (obstacle,) = world.limits.prospect(world.gpu).obstacles
     assert str(group.path) in obstacle
     if ended:
-        world.limits.clean([group])
+        world.clean([group])
     else:
         tenant = world.tenant()
         world.limits.take_back(tenant, group)
         world.registry.remove(tenant)
-        world.limits.end(tenant)
+        world.end(tenant)
     assert world.limits.prospect(world.gpu).obstacles == ()
 
 
 def test_without_a_limit_on_memory_nothing_is_made(world, process):
     tenant = world.tenant(memory_bytes=None)
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert tenant.held is None
     assert world.limits.of(tenant, world.gpu).by is Strength.NOTHING
 
 
 def test_what_moves_its_memory_is_limited_by_the_shim(world, process):
     tenant = world.tenant(oversubscribe="managed", mechanism="time")
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert tenant.held is None
     assert "have not been measured" in world.limits.of(tenant, world.gpu).why
 
@@ -211,17 +211,17 @@ def test_driver_that_rounds_a_limit_is_not_taken_for_another_program(world, proc
         Card, "set_memory_limits", lambda card, group, soft, hard: exact(card, group, soft, -(-hard // step) * step)
     )
     tenant = world.tenant(memory_bytes=4000 << 20)
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert tenant.held is not None
     assert world.limit(tenant.held.path) == str(4096 << 20)
-    world.limits.look()
+    world.look()
     assert world.warnings == []
 
 
 def test_limit_that_is_changed_twice_while_it_is_read_is_not_taken_for_another_programs(world, process, monkeypatch):
     """The driver is asked in a thread. Its answer may be of a moment between two changes by the agent."""
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     exact, read = Card.memory_limits, []
 
     def slow(card: Card, group: Path) -> Limits:
@@ -233,7 +233,7 @@ def test_limit_that_is_changed_twice_while_it_is_read_is_not_taken_for_another_p
         return read[0]
 
     monkeypatch.setattr(Card, "memory_limits", slow)
-    world.limits.look()
+    world.look()
     assert [limits.hard_bytes for limits in read] == [2 * GIB, GIB]
     assert world.warnings == []
 
@@ -242,13 +242,13 @@ def test_limit_of_a_containers_group_stays_while_a_process_there_uses_the_gpu(wo
     service = world.group("system.slice", "train.service")
     world.groups.enter(service, process)
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     using = [process]
     monkeypatch.setattr(type(device("soft")), "processes", lambda self, uuids: dict.fromkeys(uuids, using))
-    world.limits.end(tenant)
+    world.end(tenant)
     assert world.limit(service) == str(GIB)
     using.clear()
-    world.limits.look()
+    world.look()
     assert world.limit(service) == "max"
 
 
@@ -263,7 +263,7 @@ def test_driver_is_asked_in_a_thread_who_uses_the_group_of_an_ended_tenant(world
         return {world.gpu.uuid: using} if len(asked) < 5 else {}
 
     monkeypatch.setattr(type(device("soft")), "processes", processes)
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     world.registry.remove(tenant)
 
     async def watched() -> None:
@@ -274,23 +274,21 @@ def test_driver_is_asked_in_a_thread_who_uses_the_group_of_an_ended_tenant(world
         task.cancel()
 
     asyncio.run(watched())
-    main, *later = asked
-    assert main == threading.main_thread().name, "at its end at once"
-    assert len(later) == 4
-    assert main not in later
+    assert len(asked) == 5
+    assert threading.main_thread().name not in asked
     assert world.limit(service) == "max"
 
 
 def test_processes_that_are_listed_in_the_group_are_not_looked_up_one_by_one(world, process, monkeypatch):
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     tenant.sessions.append(SimpleNamespace(peer=SimpleNamespace(pid=process)))
     looked_up: list[int] = []
     monkeypatch.setattr(Watch, "_check_place", lambda self, tenant, process: looked_up.append(process.pid))
-    world.limits.look()
+    world.look()
     assert looked_up == []
     world.groups.enter(world.group("elsewhere"), process)
-    world.limits.look()
+    world.look()
     assert looked_up == [process]
 
 
@@ -298,9 +296,9 @@ def test_process_that_joins_from_another_group_is_named(world, process):
     service = world.group("system.slice", "train.service")
     world.groups.enter(service, process)
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     tenant.root = ProcessKey(process, 0)
-    world.limits.begin(tenant, os.getpid())
+    world.begin(tenant, os.getpid())
     assert tenant.held == ControlGroup(service, made=False)
     assert [text.split(" joined")[0] for text in world.warnings] == [f"process {os.getpid()}"]
 
@@ -308,23 +306,23 @@ def test_process_that_joins_from_another_group_is_named(world, process):
 @pytest.mark.parametrize("world", ["misc"], indirect=True)
 def test_limit_that_cannot_be_set_back_is_named_once_and_tried_again(world, process, monkeypatch):
     tenant = world.tenant()
-    world.limits.begin(tenant, process)
+    world.begin(tenant, process)
     assert tenant.held is not None
     card, raised = card_of(world.gpu), 16 * GIB
     card.set_memory_limits(tenant.held.path, raised, raised)
     with monkeypatch.context() as patch:
         patch.setattr(Card, "set_memory_limits", refuse)
-        world.limits.look()
-        world.limits.look()
+        world.look()
+        world.look()
     (refused,) = world.warnings
     said = "on GPU 0 from 1.00 GiB to 16.00 GiB; it cannot be restored: the driver refuses the limit as invalid"
     assert refused.endswith(said)
     assert world.limits.not_enforced(tenant) == [refused]
     assert world.limits.of(tenant, world.gpu).by is Strength.SHIM, "what is said of the limit says so, too"
-    world.limits.look()
+    world.look()
     assert card.memory_limits(tenant.held.path).hard_bytes == GIB
     assert world.warnings[-1].endswith("on GPU 0 from 1.00 GiB to 16.00 GiB: it was restored")
-    world.limits.look()
+    world.look()
     assert world.limits.not_enforced(tenant) == []
     assert world.limits.of(tenant, world.gpu).by is Strength.DRIVER
 
@@ -347,7 +345,7 @@ def test_the_kernels_own_groups_are_made_entered_watched_and_removed(tmp_path, m
     command = ["sh", "-c", "read line; sleep 600 & echo $!; wait"]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as shell:
         home = groups.of(shell.pid)
-        world.limits.begin(tenant, shell.pid)
+        world.begin(tenant, shell.pid)
         assert tenant.held is not None, world.warnings
         group = tenant.held.path
         world.limits.expect(shell.pid)
@@ -360,13 +358,13 @@ def test_the_kernels_own_groups_are_made_entered_watched_and_removed(tmp_path, m
         assert world.limits.tenant_in(child) is tenant
         groups.enter(home, child)
         tenant.sessions.append(SimpleNamespace(peer=SimpleNamespace(pid=child)))
-        world.limits.look()
+        world.look()
         assert groups.of(child) == group
         assert world.warnings[0].startswith(f"process {child} left the tenant's control group")
         world.registry.remove(tenant)
-        world.limits.end(tenant)
+        world.end(tenant)
         assert card.limits == {group: GIB}  # two processes are left in the group
         os.kill(child, 9)
         shell.kill()
-    wait_for(lambda: (world.limits.look(), not group.exists())[1], 60)
+    wait_for(lambda: (world.look(), not group.exists())[1], 60)
     assert card.limits == {group: NO_LIMIT}

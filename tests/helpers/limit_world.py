@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.memory_limits.enforcer import MemoryLimits as LimitsPart
 from cotenant.agent.tenants.registry import Registry
-from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.tenants.tenant import ControlGroup, Tenant
 from cotenant.devices.base import Gpu
 from cotenant.devices.cards import GPU_IS_LOST, NO_LIMIT, MemoryLimits, NvmlError
 from cotenant.devices.registry import device
@@ -54,6 +56,36 @@ class World:
     def warned(self, tenant: Tenant, text: str) -> None:
         tenant.warn(text)
         self.warnings.append(text)
+
+    # -- what the agent does on its event loop, until all orders to the driver have been carried out ------------------
+
+    def begin(self, tenant: Tenant, pid: int) -> None:
+        asyncio.run(self.limits.begin(tenant, pid))
+
+    def came(self, tenant: Tenant, pid: int) -> None:
+        asyncio.run(self.limits.came(tenant, pid))
+
+    def end(self, tenant: Tenant) -> None:
+        asyncio.run(self._swept(lambda: self.limits.end(tenant)))
+
+    def rest(self, tenant: Tenant) -> None:
+        asyncio.run(self._swept(lambda: self.limits.rest(tenant)))
+
+    def clean(self, left: Iterable[ControlGroup]) -> None:
+        asyncio.run(self._swept(lambda: self.limits.clean(left)))
+
+    def look(self) -> None:
+        asyncio.run(self.limits._watch.look())
+
+    def leave(self, tenant: Tenant, gpu: Gpu) -> None:
+        self.limits.leave(tenant, gpu)
+        self.limits._applied.give(lambda: None).result()
+
+    async def _swept(self, call: Callable[[], None]) -> None:
+        call()
+        await asyncio.gather(*self.limits._sweeps)
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def tenant(self, name: str = "one", **spec: object) -> Tenant:
         return self.registry.admit(TenantSpec(name, **{"memory_bytes": GIB} | spec), 0)  # type: ignore[arg-type]

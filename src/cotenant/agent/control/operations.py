@@ -154,7 +154,7 @@ class Operations:
             self._launches(caller, tenant)
         # processes that the caller starts from now on belong to the tenant
         if order.get("launches") is True and tenant.owner is None:
-            self._lives.starts(tenant, caller.peer.pid)
+            await self._lives.starts(tenant, caller.peer.pid)
         self._save()
         environment = tenant.environment(below=scheme_named(self._floors.settings.scheme).be_below)
         environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpu.uuid for gpu in tenant.gpus))
@@ -230,10 +230,10 @@ class Operations:
             # `stop` will signal this process and its descendants, so the process must belong to the caller
             self._lives.maybe_remove(tenant)
             return {"error": f"process {pid} was not started by process {caller.peer.pid}", "kind": "work"}
-        if tenant.held is None and not tenant.held_not:
-            self._lives.starts(tenant, key.pid)
         if tenant.root is None:
             self._lives.set_root(tenant, key)
+        if tenant.held is None and not tenant.held_not:
+            await self._lives.starts(tenant, key.pid)
         self._save()
         return {"ok": True}
 

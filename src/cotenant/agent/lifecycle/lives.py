@@ -82,11 +82,11 @@ class Lives:
         """Prepare `starts` for this process. Blocks for milliseconds: call it in a thread."""
         self._accounts.limits.expect(pid)
 
-    def starts(self, tenant: Tenant, pid: int) -> None:
+    async def starts(self, tenant: Tenant, pid: int) -> None:
         """Move a process that is about to start a tenant's program into the tenant's control group. Raises InputError
         if a required memory limit cannot be enforced.
         """
-        self._accounts.limits.begin(tenant, pid)
+        await self._accounts.limits.begin(tenant, pid)
 
     def change(self, tenant: Tenant, spec: TenantSpec) -> str:
         """Change a tenant's share and limits. Returns in words when the change takes effect. Raises InputError."""

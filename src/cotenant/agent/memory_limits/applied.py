@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from cotenant.core.cgroups import Cgroups
 from cotenant.devices.base import Gpu
@@ -13,25 +16,65 @@ from cotenant.devices.cards import NO_LIMIT, Card
 from cotenant.devices.group_limits import limit_text, near
 
 Key = tuple[Path, str]  # (control group, UUID of the GPU)
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 
 class Applied:
     """The limits in force, by control group and GPU. `limits`: the hard limit in bytes that the driver should report.
-    `changes`: the number of the agent's last change of that limit; all changes are numbered in order.
+    `changes`: the number of the agent's last complete change of that limit; all changes are numbered in order.
+    `changing`: the limit that is being changed now.
+
+    The driver may take milliseconds to change a limit, while the event loop also switches tenants. So one thread makes
+    all changes, in the order in which they were given.
     """
 
     def __init__(self, card: Callable[[Gpu], Card]) -> None:
         self._card = card
         self.limits: dict[Key, int] = {}
         self.changes: dict[Key, int] = {}
+        self.changing: Key | None = None
+        self._as_given: dict[Key, int | None] = {}  # the limits before the driver rounded them
         self._numbers = itertools.count()
+        self._thread = ThreadPoolExecutor(1, "memory-limits")
+        self._last: Future[Any] | None = None
+
+    def give(
+        self, call: Callable[Arguments, Answer], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Future[Answer]:
+        """Let the thread make this call after all that were given before. Everything that changes limits is called
+        like this.
+        """
+        self._last = given = self._thread.submit(call, *arguments, **named)
+        return given
+
+    async def done(
+        self, call: Callable[Arguments, Answer], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Answer:
+        """`give` a call, and return what it returns. If the waiting task is cancelled, the call is still made."""
+        return await asyncio.shield(asyncio.wrap_future(self.give(call, *arguments, **named)))
+
+    def is_set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> bool:
+        """Whether this is the limit of a control group (None: it has none), and no change has been given since."""
+        known = self._as_given.get((group, gpu.uuid), "unknown")
+        return known == limit_bytes and (self._last is None or self._last.done())
 
     def set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
         """Limit a control group, or clear its limit (None). Raises OSError if the driver refuses the limit or reports
         another one afterwards.
         """
-        card, key = self._card(gpu), (group, gpu.uuid)
-        self.changes[key] = next(self._numbers)
+        key = (group, gpu.uuid)
+        self.changing = key
+        self._as_given.pop(key, None)
+        try:
+            self._set(key, self._card(gpu), limit_bytes)
+        finally:
+            self.changes[key] = next(self._numbers)
+            self.changing = None
+        self._as_given[key] = limit_bytes
+
+    def _set(self, key: Key, card: Card, limit_bytes: int | None) -> None:
+        group = key[0]
         if limit_bytes is None:
             card.set_memory_limits(group, 0, NO_LIMIT)
             self.limits.pop(key, None)
@@ -87,6 +130,6 @@ class Applied:
 
     def forget(self, group: Path) -> None:
         """Forget the limits of a control group that no longer exists or was released."""
-        for known in (self.limits, self.changes):
-            for key in [key for key in known if key[0] == group]:
-                del known[key]
+        for key in [key for key in list(self.changes) if key[0] == group]:
+            for known in (self.limits, self.changes, self._as_given):
+                known.pop(key, None)

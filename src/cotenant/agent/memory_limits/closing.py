@@ -70,20 +70,23 @@ class Closings:
         """
         return {each: self._using(each) for each in list(self._each) if not each.group.made}
 
-    def sweep(self, users: Users | None = None) -> bool:
+    async def sweep(self, users: Users | None = None) -> bool:
         """Close the control groups that have no processes any more. Returns whether a group was closed. `users`: what
         `users` has returned before; a process of an ended tenant that was gone then cannot be back.
         """
-        left = [each for each in self._each if not self._closed(each, users or {})]
-        for each in self._each:
-            if each not in left:
+        changed = False
+        for each in list(self._each):
+            if await self._applied.done(self._closed, each, users or {}) and each in self._each:
+                self._each.remove(each)
                 self._applied.forget(each.group.path)
-        changed, self._each = len(left) != len(self._each), left
+                changed = True
         return changed
 
     def _closed(self, each: _Closing, users: Users) -> bool:
         path = each.group.path
         try:
+            if each not in self._each:  # a tenant uses the group again, and its limit is set after this
+                return False
             if not path.exists():
                 return True
             hierarchy = self._hierarchy(each.gpus)

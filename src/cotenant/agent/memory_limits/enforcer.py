@@ -6,6 +6,7 @@ another program changed it, and clears it before the group is removed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -82,6 +83,7 @@ class MemoryLimits:
         self._detected: dict[str, Detected] = {}
         self._applied = Applied(card)
         self._closings = Closings(self._applied, hierarchy_of)
+        self._sweeps: set[asyncio.Task[None]] = set()
         self._watch = Watch(registry, self._applied, self._detected, warn, self._closings, self._sweep)
 
     # -- what enforces limits --------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ class MemoryLimits:
             with contextlib.suppress(OSError):
                 hierarchy_of(tuple(self._registry.gpus.values())).quicken(pid)
 
-    def begin(self, tenant: Tenant, pid: int) -> None:
+    async def begin(self, tenant: Tenant, pid: int) -> None:
         """Limit the tenant's control group and move its launcher there. Called before the tenant's program runs. Raises
         InputError if the limit cannot be enforced as strongly as the tenant demands.
         """
@@ -173,7 +175,7 @@ class MemoryLimits:
                 # limit
                 self._save()
             for gpu in tenant.gpus:
-                self._applied.change(group.path, gpu, tenant.cap_bytes(gpu))
+                await self._applied.done(self._applied.change, group.path, gpu, tenant.cap_bytes(gpu))
         except (NoGroupError, OSError) as error:
             running = before is not None and before.path.exists() and bool(tenant.pids)
             if not running or tenant.held != before:
@@ -187,29 +189,31 @@ class MemoryLimits:
                 self._watch.elsewhere(tenant, pid)
                 self._watch.say(tenant, f"{reason_of(error)}: only the shim limits the memory of process {pid}")
 
-    def came(self, tenant: Tenant, pid: int) -> None:
-        """Limit the control group of a process that has just connected. Needed for tenants of pods and jobs, which are
-        not started by a launcher.
+    async def came(self, tenant: Tenant, pid: int) -> None:
+        """Limit the control group of a process of a pod or job that has just connected. Such a process was not started
+        by a launcher.
         """
         if tenant.owner is None or tenant.spec.memory_bytes is None:
             return
         with contextlib.suppress(OSError):
             place = place_group(hierarchy_of(tenant.gpus).of(pid), tenant.owner)
             if tenant.held is None or tenant.held.path != place:
-                self.begin(tenant, pid)
+                await self.begin(tenant, pid)
 
     def follow(self, tenant: Tenant) -> None:
-        """Apply a changed memory limit. Raises InputError, with nothing changed, if the driver refuses the limit."""
+        """Apply a changed memory limit. Raises InputError, with nothing changed, if the driver refuses the limit. Waits
+        for the driver, but only if the limit changes.
+        """
         if tenant.held is None:
             return
         before = {gpu: self._applied.limits.get((tenant.held.path, gpu.uuid)) for gpu in tenant.gpus}
         for index, gpu in enumerate(tenant.gpus):
             try:
-                self._applied.change(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+                self._change(tenant.held.path, gpu, tenant.cap_bytes(gpu))
             except OSError as error:
                 for other in tenant.gpus[:index]:
                     with contextlib.suppress(OSError):
-                        self._applied.change(tenant.held.path, other, before[other])
+                        self._change(tenant.held.path, other, before[other])
                 raise InputError(self._refusal(tenant, gpu, error), field="--memory") from None
 
     def precede(self, tenant: Tenant, gpu: Gpu) -> None:
@@ -218,17 +222,20 @@ class MemoryLimits:
         """
         if tenant.held is not None:
             try:
-                self._applied.change(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+                self._change(tenant.held.path, gpu, tenant.cap_bytes(gpu))
             except OSError as error:
                 raise InputError(self._refusal(tenant, gpu, error), field="--gpu") from None
+
+    def _change(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
+        if not self._applied.is_set(group, gpu, limit_bytes):
+            self._applied.give(self._applied.change, group, gpu, limit_bytes).result()
 
     def leave(self, tenant: Tenant, gpu: Gpu) -> None:
         """Clear a tenant's limit on a GPU that the tenant has left."""
         if tenant.held is not None:
             # if the driver refuses, the limit is cleared together with the group's other limits, when the group is
             # empty
-            with contextlib.suppress(OSError):
-                self._applied.set(tenant.held.path, gpu, None)
+            self._applied.give(self._applied.set, tenant.held.path, gpu, None)
 
     def rest(self, tenant: Tenant) -> None:
         """Release the control group of a registered tenant whose last process has ended, if the agent did not make the
@@ -242,7 +249,7 @@ class MemoryLimits:
         the agent created it.
         """
         self._let_go(tenant)
-        self._sweep()
+        self._sweep_soon()
 
     def take_back(self, tenant: Tenant, group: ControlGroup) -> None:
         """Take over the control group that the previous agent used for this tenant."""
@@ -251,7 +258,7 @@ class MemoryLimits:
         for gpu in tenant.gpus:
             limit_bytes = tenant.cap_bytes(gpu)
             try:
-                self._applied.set(group.path, gpu, limit_bytes)
+                self._applied.give(self._applied.set, group.path, gpu, limit_bytes).result()
             except OSError:
                 if limit_bytes is not None:  # if the driver refuses now, the next check sets the limit
                     self._applied.limits[group.path, gpu.uuid] = limit_bytes
@@ -270,7 +277,7 @@ class MemoryLimits:
         self._own(groups)
         for group in (group for path, group in groups.items() if path not in used):
             self._closings.add(group, gpus, f"a tenant of the previous agent ({group.path.name})")
-        self._sweep()
+        self._sweep_soon()
 
     def _own(self, paths: Collection[Path]) -> None:
         """Record that these groups belong to an agent, so that their limits are not taken for those of another
@@ -285,10 +292,6 @@ class MemoryLimits:
     async def run(self) -> None:
         """Check the limits once a second as long as the agent runs."""
         await self._watch.run()
-
-    def look(self) -> None:
-        """Check the tenants' memory limits once."""
-        self._watch.look()
 
     def bring_back(self, tenant: Tenant, pid: int) -> bool:
         """Move a process that left its tenant's control group back there. Returns whether a process was moved."""
@@ -342,13 +345,19 @@ class MemoryLimits:
 
     def _close(self, group: ControlGroup, tenant: Tenant) -> None:
         """Clear the limits of a control group when it is empty, also on GPUs that the tenant has left."""
-        limited = {uuid for path, uuid in self._applied.limits if path == group.path}.union(g.uuid for g in tenant.gpus)
+        limited = {uuid for path, uuid in list(self._applied.limits) if path == group.path}
+        limited.update(gpu.uuid for gpu in tenant.gpus)
         gpus = tuple(gpu for uuid, gpu in self._registry.gpus.items() if uuid in limited)
         self._closings.add(group, gpus, tenant.name)
 
-    def _sweep(self, users: Users | None = None) -> None:
-        if self._closings.sweep(users):
+    async def _sweep(self, users: Users | None = None) -> None:
+        if await self._closings.sweep(users):
             self._save()
+
+    def _sweep_soon(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._sweep())
+        self._sweeps.add(task)  # the event loop itself does not keep its tasks
+        task.add_done_callback(self._sweeps.discard)
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
         wanted, used = tenant.cap_bytes(gpu), self.used_bytes(tenant, gpu)

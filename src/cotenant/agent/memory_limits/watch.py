@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class Watch:
         detected: Mapping[str, Detected],
         warn: Callable[[Tenant, str], None],
         closings: Closings,
-        sweep: Callable[[Users], None],
+        sweep: Callable[[Users], Awaitable[None]],
     ) -> None:
         """`detected`: what driver and kernel offer for memory limits, by the GPU's UUID. `sweep` closes those of the
         `closings`, the groups of ended tenants, that have no processes; it is called at each check.
@@ -74,17 +74,18 @@ class Watch:
         """Check the memory limits once a second as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            wanted, changes = self._wanted(), dict(self._applied.changes)
-            # the driver is queried in a thread, since the event loop also grants turns
-            reading = asyncio.ensure_future(asyncio.to_thread(self._read, wanted, dict(self._inside)))
-            if not (await asyncio.wait({reading}, timeout=PATIENCE_S))[0]:
-                self._unanswered(wanted)
-            self._judge(wanted, await reading, changes)
+            await self.look()
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Check the memory limits once."""
-        wanted, changes = self._wanted(), dict(self._applied.changes)
-        self._judge(wanted, self._read(wanted, dict(self._inside)), changes)
+        # copied first: if a limit is changed between these lines, the change counts as later than the check
+        changes = dict(self._applied.changes)
+        wanted = self._wanted()
+        # the driver is queried in a thread, since the event loop also grants turns
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read, wanted, dict(self._inside)))
+        if not (await asyncio.wait({reading}, timeout=PATIENCE_S))[0]:
+            self._unanswered(wanted)
+        await self._judge(wanted, await reading, changes)
 
     def say(self, tenant: Tenant, text: str) -> None:
         """Warn a tenant of a condition, unless it already has this warning."""
@@ -108,11 +109,12 @@ class Watch:
         """Return the limits that the driver should report for tenants' control groups. Faults of control groups that no
         tenant has any more are forgotten.
         """
+        limits = dict(self._applied.limits)  # a copy, because another thread may change them
         wanted = {
-            (path, gpu.uuid): self._applied.limits[path, gpu.uuid]
+            (path, gpu.uuid): limits[path, gpu.uuid]
             for path, tenant in held_by(self._registry).items()
             for gpu in tenant.gpus
-            if (path, gpu.uuid) in self._applied.limits
+            if (path, gpu.uuid) in limits
         }
         self.faults = {key: text for key, text in self.faults.items() if key in wanted}
         return wanted
@@ -143,37 +145,39 @@ class Watch:
                 self.faults[key] = UNANSWERED
                 self.say(held[key[0]], UNANSWERED)
 
-    def _judge(self, wanted: Mapping[Key, int], found: Reading, changes: Mapping[Key, int]) -> None:
+    async def _judge(self, wanted: Mapping[Key, int], found: Reading, changes: Mapping[Key, int]) -> None:
         """Act on what a check found. `changes`: copy of `Applied.changes` from the start of the check; it shows
         which limits the agent itself has changed since.
         """
         held, again = held_by(self._registry), set[Path]()
         for key, expected in wanted.items():
             tenant, now = held.get(key[0]), found.limits[key]
-            if tenant is None or self._applied.changes.get(key) != changes.get(key):
+            if tenant is None or tenant.held is None or tenant.held.path != key[0]:
+                continue  # the tenant has ended meanwhile
+            if key == self._applied.changing or self._applied.changes.get(key) != changes.get(key):
                 continue  # the agent has changed or cleared the limit since the check began
             if now == expected:
                 self.faults.pop(key, None)
             elif isinstance(now, str) and (key[0] in again or not key[0].exists()):
                 if key[0] not in again:
                     again.add(key[0])
-                    self._removed(tenant)
+                    await self._removed(tenant)
             else:
-                self._set_back(tenant, self._registry.gpus[key[1]], expected, now)
+                await self._set_back(tenant, self._registry.gpus[key[1]], expected, now)
         held = held_by(self._registry)
         for (path, uuid), below in found.below:
-            if path in held:
-                self._clear_below(held[path], self._registry.gpus[uuid], below)
-        for path, tenant in held.items():
+            if path in held and held[path].held is not None:
+                await self._clear_below(held[path], self._registry.gpus[uuid], below)
+        for path, tenant in held_by(self._registry).items():
             inside = found.inside.get(path, {})
             left = {key for pid, key in self._inside.get(path, {}).items() if pid not in inside}
             # those that are listed in the group are not read from /proc one by one
             for process in left.union(map(processes.key_of, tenant.pids.difference(inside))):
                 self._check_place(tenant, process)
         self._inside = found.inside
-        self._sweep(found.users)
+        await self._sweep(found.users)
 
-    def _set_back(self, tenant: Tenant, gpu: Gpu, expected: int, found: int | str) -> None:
+    async def _set_back(self, tenant: Tenant, gpu: Gpu, expected: int, found: int | str) -> None:
         assert tenant.held is not None
         key, by = (tenant.held.path, gpu.uuid), "another program (root in the tenant's container, or a service of this "
         what = (
@@ -183,7 +187,7 @@ class Watch:
             else f"the memory limit of the tenant's control group on GPU {gpu.index} cannot be read ({found})"
         )
         try:
-            self._applied.set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+            await self._applied.done(self._applied.set, tenant.held.path, gpu, tenant.cap_bytes(gpu))
         except OSError as error:
             self._applied.limits[key] = expected  # the next check tries again to restore the limit
             self.faults[key] = f"{what}; it cannot be restored: {reason_of(error)}"
@@ -192,7 +196,7 @@ class Watch:
             self.faults.pop(key, None)
             self.say(tenant, f"{what}: it was {'restored' if isinstance(found, int) else 'set again'}")
 
-    def _removed(self, tenant: Tenant) -> None:
+    async def _removed(self, tenant: Tenant) -> None:
         """Handle that another program has removed a tenant's control group: make the group again if the agent had made
         it and processes of the tenant run; otherwise do without a group.
         """
@@ -208,7 +212,7 @@ class Watch:
                 delegate_down(hierarchy, path, "dmem")
             hierarchy.create(path)
             for gpu in tenant.gpus:
-                self._applied.set(path, gpu, tenant.cap_bytes(gpu))
+                await self._applied.done(self._applied.set, path, gpu, tenant.cap_bytes(gpu))
         except OSError as error:
             tenant.held = None
             if running:
@@ -217,17 +221,18 @@ class Watch:
         else:
             self.say(tenant, f"another program removed the tenant's control group {path}: it was made again")
 
-    def _clear_below(self, tenant: Tenant, gpu: Gpu, below: Path) -> None:
+    async def _clear_below(self, tenant: Tenant, gpu: Gpu, below: Path) -> None:
         assert tenant.held is not None
         what = (
             f"a program of the tenant limited a control group of its own on GPU {gpu.index} ({below}): what is "
             "allocated there does not count for the tenant's memory limit"
         )
+        key = (tenant.held.path, gpu.uuid)
         try:
-            self._applied.set(below, gpu, None)
+            await self._applied.done(self._applied.set, below, gpu, None)
         except OSError as error:
-            self.faults[tenant.held.path, gpu.uuid] = f"{what}, and that limit cannot be removed: {reason_of(error)}"
-            self.say(tenant, self.faults[tenant.held.path, gpu.uuid])
+            self.faults[key] = f"{what}, and that limit cannot be removed: {reason_of(error)}"
+            self.say(tenant, self.faults[key])
         else:
             self.say(tenant, f"{what}; that limit was removed")
 

@@ -49,9 +49,15 @@ class Requests:
         self._broker, self._copies, self._slices, self._in_force, self._warn = broker, copies, slices, in_force, warn
 
     def came(self, session: Session) -> None:
-        """Begin to limit and charge a process that has sent HELLO."""
-        self._limits.came(session.tenant, session.peer.pid)
+        """Begin to charge a process that has sent HELLO."""
         self._ledger.join(session.number, session.tenant.name)
+
+    async def limit(self, session: Session) -> None:
+        """Limit the control group of a process of a pod or job. Raises InputError if its tenant demands a limit that
+        cannot be enforced.
+        """
+        if not session.closed:
+            await self._limits.came(session.tenant, session.peer.pid)
 
     def gone(self, session: Session) -> None:
         """Free the turns, requests and memory of a process that has ended."""

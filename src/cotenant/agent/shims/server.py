@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class ShimServer:
         self.path = path
         self.sessions: set[Session] = set()
         self.refused_connections = 0
+        self._limiting: set[asyncio.Task[None]] = set()
         self._registry, self._owners, self._requests, self._in_force = registry, owners, requests, in_force
         self._on_process, self._on_idle_tenant = on_process, on_idle_tenant
         self._loop = asyncio.get_running_loop()
@@ -121,7 +122,7 @@ class ShimServer:
 
     def hear(self, session: Session, data: bytes) -> None:
         """Handle a message of a process. A message that the protocol forbids ends the connection."""
-        try:
+        with self._answering(session, data):
             head = wire.parse_head(data)
             if session.welcome:
                 self._requests.receive(session, head, data)
@@ -129,6 +130,12 @@ class ShimServer:
                 self._hello(session, head.sequence, wire.fields("hello", data))
             else:
                 raise BadMessageError(Status.BAD_MESSAGE, "the first message must be HELLO")
+
+    @contextlib.contextmanager
+    def _answering(self, session: Session, data: bytes) -> Iterator[None]:
+        """Tell a process what goes wrong while its message is handled."""
+        try:
+            yield
         except NotYetError as early:
             self._owners.wait(early.place, session, data)
             self._loop.call_later(PATIENCE_S, self._too_early, session, early.place)
@@ -179,6 +186,14 @@ class ShimServer:
         session.welcome = True
         tenant.sessions.append(session)
         self._requests.came(session)
+        if tenant.owner is not None:
+            task = self._loop.create_task(self._limit(session))
+            self._limiting.add(task)  # the event loop itself does not keep its tasks
+            task.add_done_callback(self._limiting.discard)
+
+    async def _limit(self, session: Session) -> None:
+        with self._answering(session, b""):
+            await self._requests.limit(session)
 
     def _bind(self, session: Session, token: str) -> Tenant:
         """Find the tenant of a process: by its pod or job, else by its token, else by its parents. Raises
