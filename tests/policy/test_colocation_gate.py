@@ -64,6 +64,22 @@ def test_tidal_beside_ls_spends_a_credit_that_time_earns() -> None:
     assert not may_go(rule, state, MEMORY, 50 * US, 1000 + 560 * US)
 
 
+@pytest.mark.parametrize("length_us", [45, 300])
+@pytest.mark.parametrize("overlap", [0.1, 0.33, 1.0])
+def test_tidal_beside_ls_that_never_pauses_runs_for_the_part_of_the_time_that_was_set(
+    overlap: float, length_us: int
+) -> None:
+    rule, state, now, busy = settings_for("tidal", overlap=overlap).rule(), FloorState(), US, 0
+    while now < 200_000 * US:
+        while not may_go(rule, state, MEMORY, length_us * US, now):
+            now += US
+        went(rule, state, MEMORY, length_us * US, now)
+        now += length_us * US
+        ended(state, length_us * US, now)
+        busy += length_us * US
+    assert busy / now == pytest.approx(overlap, abs=0.01)
+
+
 def test_a_longer_kernel_than_the_credit_can_be_leaves_a_debt() -> None:
     rule, state = settings_for("tidal", overlap=0.5, in_flight_us=100).rule(), FloorState()
     may_go(rule, state, MEMORY, 300 * US, 1)
