@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,12 @@ from pathlib import Path
 import base_install
 import pytest
 from command import command, cotenant
+from timed_llm import running
 
+from cotenant.core.partial import Partial
 from cotenant.profiles.llm.files import add_row
-from cotenant.profiles.llm.profile import LlmProfile, StepTimes
+from cotenant.profiles.llm.profile import LlmProfile, Step, StepTimes
+from cotenant.timed_llm.engine import Clock
 
 TIMES = StepTimes(2e-3, 1e-5, 0, 2e-3, 1e-4, 1e-7)
 REAL = LlmProfile("chat", TIMES, kv_tokens=4000, max_sequences=4, max_context=300)
@@ -55,6 +60,74 @@ def test_a_given_engine_is_compared_with_its_profile(engine: str, tmp_path: Path
         assert min(each["requests"], each["left_out"]) > 0
         assert set(each["live_over_simulated"]) == {"ttft_ms", "tpot_ms"}
     assert math.isfinite(found["worst_deviation"])
+
+
+class Holding(Clock):
+    """A clock that stands still as soon as a file has another content than `seen`, until `go` is set."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.seen = path, b""
+        self.held, self.go = threading.Event(), threading.Event()
+
+    def run(self, step: Step, began_s: float, seconds: float) -> float:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if content != self.seen and not self.go.is_set():
+            self.seen = content
+            self.held.set()
+            assert self.go.wait(60)
+            self.go.clear()
+            began_s = time.monotonic()
+        return super().run(step, began_s, seconds)
+
+
+def test_a_killed_measurement_continues_with_the_same_command(tmp_path: Path) -> None:
+    out, kept = tmp_path / "llm.json", tmp_path / "llm.json.partial"
+    add_row(out, LlmProfile("other", TIMES))
+    before, device = out.read_text(), Holding(kept)
+    with running(REAL, device) as port:
+        asked = ["profile", "llm", f"http://127.0.0.1:{port}", "--model", "chat", "--max-sequences", "4"]
+        asked += ["--rounds", "2", "--out", str(out)]
+        for number in (signal.SIGKILL, signal.SIGINT):
+            # a shell that runs tests in the background ignores SIGINT, also for its children
+            heed = ["env", "--default-signal=INT"]
+            with subprocess.Popen([*heed, *command(*asked)], stderr=subprocess.PIPE, text=True) as process:
+                assert process.stderr is not None
+                assert device.held.wait(60)
+                process.send_signal(number)
+                err = process.stderr.read()
+            assert err.startswith("chat: continues with ") == (number == signal.SIGINT)
+            assert out.read_text() == before
+            rows = json.loads(kept.read_text())["rows"]
+            assert sum(map(len, rows.values())) == 1 + (number == signal.SIGINT)
+            device.held.clear()
+            if number == signal.SIGINT:
+                device.path = tmp_path / "none"
+                device.seen = b""
+            device.go.set()
+        assert f"what was measured is in {kept}: the same command continues with it" in err
+        done = cotenant(*asked)
+    assert done.err.startswith(f"chat: continues with {sum(map(len, rows.values()))} measurements from {kept}; ")
+    assert not kept.exists()
+    content = json.loads(out.read_text())["models"]
+    assert list(content) == ["other", "chat"]
+    # a request that decodes beside prompts may end too early, so such points may have fewer measurements
+    alone = [p for p in content["chat"]["measured"]["points"] if not ("tokens" in p and "sequences" in p)]
+    assert len(alone) == 6
+    assert min(point["times"] for point in alone) >= 2
+
+
+def test_measurements_of_another_engine_or_with_other_settings_are_not_used(engine: str, tmp_path: Path) -> None:
+    out = tmp_path / "llm.json"
+    kept = Partial(out, {"url": "http://127.0.0.1:9", "model": "chat", "rounds": 5, "gpu": ""})
+    kept.put("prefill 1 x 16", [[0.1, {"tokens": 16, "pairs": 136}, 99.0]])
+    done = cotenant(
+        "profile", "llm", engine, "--model", "chat", "--rounds", 2, "--max-sequences", 4, "--out", out
+    )  # fmt: skip
+    first, second, *_ = done.err.splitlines()
+    other = "url, engine, rounds, endpoint, kv-tokens, step-tokens, max-sequences, seed"
+    assert first == f"{kept.path} is not used and is replaced: it was measured with another {other}"
+    assert second.startswith("chat: 27 measurements")
+    assert max(row["ms"] for row in json.loads(out.read_text())["models"]["chat"]["measured"]["points"]) < 50_000
 
 
 def test_the_libraries_for_tables_and_solvers_are_not_needed(engine: str, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 from timed_llm import running
 
 from cotenant.core.errors import InputError
+from cotenant.core.partial import Partial
 from cotenant.loadgen import llm_profiling
-from cotenant.loadgen.llm_profiling import Cell, Profiling, _delayed, limits, measure
+from cotenant.loadgen.llm_profiling import Cell, Profiling, Samples, _delayed, limits, measure
 from cotenant.loadgen.target import parse_target
 from cotenant.policy.llm_batching import Batcher
 from cotenant.profiles.llm import files
@@ -168,6 +169,52 @@ def test_points_are_measured_until_they_are_known_within_a_bound_on_time(
     else:
         assert all(p.width <= llm_profiling.NARROW for p in prefill) or again_s >= bound_s - 1e-6
         assert sum(len(p.seconds) for p in prefill) > 3 * len(prefill)
+
+
+@pytest.mark.parametrize("at", [1, 24, 25, 26, 60, 96])
+def test_an_interrupted_measurement_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Each measurement yields another time, and one cell is measured in vain, so that it shows which ones count."""
+    number = 0
+    stop: int | None = at
+    work = Profiling(parse_target("h:1"), "m", 2560, 80_000, rounds=3)
+
+    def once(run: Any, cell: Cell) -> list[tuple[Step, float]]:
+        nonlocal number
+        number += 1
+        if number == stop:
+            raise KeyboardInterrupt
+        run.number += 1
+        seconds = 0.01 + number * 1e-6
+        if cell.beside:
+            assert {llm_profiling.SHORT, llm_profiling.LONE, Cell(cell.prompt, 1, False)} <= run._last_s.keys()
+            return [] if cell.prompt == 64 else [(Step(cell.prompt, pairs_of(cell.prompt), 1, 20), seconds)] * 2
+        run._last_s[cell] = seconds
+        if cell.decode:
+            return [(Step(sequences=cell.batch, context=cell.batch * cell.prompt), seconds)]
+        return [(Step(tokens=cell.prompt, pairs=pairs_of(cell.prompt)), seconds)]
+
+    monkeypatch.setattr(llm_profiling._Run, "once", once)
+    cells = work.cells()
+    assert len(cells) == 24
+    with pytest.raises(KeyboardInterrupt):
+        measure(work, samples=Samples(work, Partial(tmp_path / "llm.json", "settings")))
+    assert not (tmp_path / "llm.json").exists()
+    partial = Partial(tmp_path / "llm.json", "settings")
+    begun = Samples(work, partial)
+    before = {cell: list(own) for cell, own in begun.made.items()}
+    assert begun.kept == max(0, at - 1 - len(cells))
+    stop, told = None, list[tuple[int, int]]()
+    found = measure(work, lambda *x: told.append(x), begun)
+    assert all(begun.made[cell][: len(own)] == own for cell, own in before.items())
+    assert {len(own) for own in begun.made.values()} == {3}
+    assert told[-1] == (begun.total, begun.total)
+    # what is left is measured once to warm up, and nothing else
+    left = [cell for cell in cells if len(before[cell]) < 3]
+    assert number == at + len(left) + sum(3 - len(before[cell]) for cell in left)
+    assert {(bool(p.step.tokens and p.step.sequences), len(p.seconds)) for p in found.points} == {(True, 6), (False, 3)}
+    assert len(found.points) == len(cells) - 1
+    assert Samples(work, Partial(tmp_path / "llm.json", "settings")).made == begun.made
+    assert Samples(work, Partial(tmp_path / "llm.json", "others")).kept == 0
 
 
 def test_what_a_request_spends_outside_of_steps_is_no_part_of_a_step() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.partial import Partial
 from cotenant.profiles.serving.latency_files import read_profile
 from cotenant.serving.workers.onemodel import OneModel, find_model, local_factory
-from cotenant.serving.workers.profiling import Partial, ProfileRun, assemble, measure
+from cotenant.serving.workers.profiling import ProfileRun, assemble, measure
 
 MS = {"1": 4.0, "4": 10.0}
 

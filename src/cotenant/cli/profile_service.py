@@ -64,8 +64,9 @@ def service(
 
     from cotenant.cli.progress import jobs_progress
     from cotenant.core.files import check_writable, write_text
+    from cotenant.core.partial import Partial
     from cotenant.profiles.serving.latency_files import parse_profile
-    from cotenant.serving.workers.profiling import Partial, assemble, measure
+    from cotenant.serving.workers.profiling import assemble, measure
 
     check_writable(out)
     run = _run_of(model, mechanism, partitions, batches, seconds, against or [], shape or [], backend, gpu, margin)

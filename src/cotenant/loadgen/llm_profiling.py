@@ -6,14 +6,16 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from cotenant.core.errors import WorkError
 from cotenant.core.metrics.tokens import Target as Promise
+from cotenant.core.partial import Partial
 from cotenant.loadgen.model_list import check_models
 from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, OpenAiTransport, run_openai
 from cotenant.loadgen.target import Target
@@ -30,6 +32,8 @@ LEAD = 4  # intervals between tokens before a prompt is sent beside the request 
 # Prompts beside one request that decodes. More of them measure a step more often in the same time, and as it is in an
 # engine at work: the first steps after a pause take longer.
 PROMPTS_BESIDE = 4
+# fields of /v1/models that vLLM makes anew for each request
+PASSING = ("created", "permission")
 TOKENS = 32  # number of tokens of each answer in a measurement of decode, which times the intervals between them
 
 
@@ -45,6 +49,9 @@ class Cell:
     decode: bool
     beside: bool = False
 
+    def __str__(self) -> str:
+        return f"{'beside' if self.beside else 'decode' if self.decode else 'prefill'} {self.batch} x {self.prompt}"
+
 
 SHORT = Cell(PROMPTS[0], 1, False)
 LONE = Cell(CONTEXTS[0], 1, True)
@@ -53,7 +60,8 @@ LONE = Cell(CONTEXTS[0], 1, True)
 @dataclass(frozen=True)
 class Profiling:
     """Settings of the measurement of an engine. `most_tokens`: the engine's limit for one request; `kv_tokens`: limit
-    for all requests that are sent at once; `max_sequences`: the engine's limit for the requests of a step.
+    for all requests that are sent at once; `max_sequences`: the engine's limit for the requests of a step. `seed`: of
+    the order of measurements; `run`: the seed of the prompts.
     """
 
     target: Target
@@ -64,6 +72,7 @@ class Profiling:
     endpoint: str = "completions"
     seed: int = 0
     max_sequences: int = max(BATCHES)
+    run: int = 0
 
     def cells(self) -> list[Cell]:
         """Return all cells (combinations of batch and prompt length) that the engine can run."""
@@ -78,39 +87,97 @@ class Profiling:
         return found
 
 
-def measure(work: Profiling, tell: Callable[[int, int], object] = lambda done, of: None) -> Fit:
-    """Measure every cell (a combination of batch and prompt length) in every round, each time in a new random order. A
-    first round is not counted. Then cells whose interval is wide are measured again, for AGAIN_S at most, and for no
-    longer than the counted rounds took.
+@dataclass(frozen=True)
+class Sample:
+    """One measurement of a cell: steps and their seconds, none if the measurement yielded none; and how long it took.
     """
-    cells = work.cells()
+
+    took_s: float
+    found: tuple[tuple[Step, float], ...]
+
+    def row(self) -> list[Any]:
+        """Return the sample as a row of the partial file."""
+        return [self.took_s, *([asdict(step), seconds] for step, seconds in self.found)]
+
+
+def _sample(row: list[Any]) -> Sample:
+    return Sample(float(row[0]), tuple((Step(**step), float(seconds)) for step, seconds in row[1:]))
+
+
+class Samples:
+    """The measurements of a run that count, by cell. Each is kept in the partial file, if there is one, as soon as it
+    is made. `warm`: the cells that an interrupted run has not finished, which are measured once without being counted,
+    because the engine may have been started again; `total`: number of measurements, with those of the interrupted run.
+    """
+
+    def __init__(self, work: Profiling, partial: Partial | None = None) -> None:
+        self.cells = work.cells()
+        self._partial, self._rounds = partial, work.rounds
+        rows = {} if partial is None else partial.rows
+        self.made = {cell: [_sample(row) for row in rows.get(str(cell), ())] for cell in self.cells}
+        self.kept = sum(map(len, self.made.values()))
+        self.warm = [cell for cell, own in self.made.items() if len(own) < work.rounds] + self.wide()
+        self.total = self.kept + len(self.warm) + sum(max(0, work.rounds - len(x)) for x in self.made.values())
+
+    def add(self, cell: Cell, sample: Sample) -> None:
+        """Count a measurement."""
+        own = self.made[cell]
+        own.append(sample)
+        if self._partial is not None:
+            self._partial.put(str(cell), [x.row() for x in own])
+
+    def found(self, cell: Cell) -> list[tuple[Step, float]]:
+        """Return the steps of a cell and their seconds."""
+        return [one for x in self.made[cell] for one in x.found]
+
+    def wide(self) -> list[Cell]:
+        """Return the cells of which all rounds are measured, and whose interval is wide."""
+        complete = [cell for cell, own in self.made.items() if len(own) >= self._rounds and self.found(cell)]
+        return [cell for cell in complete if _point(self.found(cell)).width > NARROW]
+
+    def left_s(self) -> float:
+        """Return for how long cells with a wide interval may still be measured again: AGAIN_S in all, and no longer
+        than the rounds took."""
+        in_rounds = sum(x.took_s for own in self.made.values() for x in own[: self._rounds])
+        again = sum(x.took_s for own in self.made.values() for x in own[self._rounds :])
+        return min(AGAIN_S, in_rounds) - again
+
+
+def measure(
+    work: Profiling, tell: Callable[[int, int], None] = lambda done, of: None, samples: Samples | None = None
+) -> Fit:
+    """Measure every cell (a combination of batch and prompt length) in every round, each time in a new random order. A
+    first round is not counted. Then cells whose interval is wide are measured again. `samples` may have measurements of
+    an interrupted run, which are not made again.
+    """
+    samples = Samples(work) if samples is None else samples
     rng = random.Random(work.seed)
-    run = _Run(work)
-    seen: dict[Cell, list[tuple[Step, float]]] = {cell: [] for cell in cells}
-    total = len(cells) * (work.rounds + 1)
-    began_s = time.monotonic()
-    for number in range(work.rounds + 1):
-        order = rng.sample(cells, len(cells))
-        if not number:
-            order.sort(key=lambda cell: cell.beside)  # the duration of such a measurement follows from the others
-        if number == 1:
-            began_s = time.monotonic()
-        for cell in order:
-            found = run.once(cell)
-            if number:
-                seen[cell] += found
-            tell(run.number, total)
-    _again(run, seen, rng, time.monotonic() + min(AGAIN_S, time.monotonic() - began_s))
-    return fit([_point(rows) for rows in seen.values() if rows])
-
-
-def _again(run: _Run, seen: dict[Cell, list[tuple[Step, float]]], rng: random.Random, until_s: float) -> None:
-    """Measure cells until their intervals are narrow, or until this time."""
-    while wide := [cell for cell, rows in seen.items() if rows and _point(rows).width > NARROW]:
+    run = _Run(work, {cell: median(x for _, x in rows) for cell in samples.cells if (rows := samples.found(cell))})
+    # the duration of a measurement beside another request follows from the other measurements
+    for cell in sorted(rng.sample(samples.warm, len(samples.warm)), key=lambda cell: cell.beside):
+        run.once(cell)
+        tell(samples.kept + run.number, samples.total)
+    for number in range(1, work.rounds + 1):
+        for cell in rng.sample(samples.cells, len(samples.cells)):
+            if len(samples.made[cell]) < number:
+                samples.add(cell, _timed(run, cell))
+                tell(samples.kept + run.number, samples.total)
+    until_s = time.monotonic() + samples.left_s()
+    while wide := samples.wide():
         for cell in rng.sample(wide, len(wide)):
             if time.monotonic() >= until_s:
-                return
-            seen[cell] += run.once(cell)
+                break
+            samples.add(cell, _timed(run, cell))
+        else:
+            continue
+        break
+    return fit([_point(rows) for cell in samples.cells if (rows := samples.found(cell))])
+
+
+def _timed(run: _Run, cell: Cell) -> Sample:
+    began_s = time.monotonic()
+    found = run.once(cell)
+    return Sample(time.monotonic() - began_s, tuple(found))
 
 
 def _point(rows: Sequence[tuple[Step, float]]) -> Point:
@@ -118,12 +185,13 @@ def _point(rows: Sequence[tuple[Step, float]]) -> Point:
 
 
 class _Run:
-    """Sends the requests of measurements, one after the other. `number`: how many were made."""
+    """Sends the requests of measurements, one after the other. `number`: how many were made; `last_s`: the seconds of
+    the last measurement of each cell."""
 
-    def __init__(self, work: Profiling) -> None:
+    def __init__(self, work: Profiling, last_s: Mapping[Cell, float] | None = None) -> None:
         self._work = work
         self.number = 0
-        self._last_s: dict[Cell, float] = {}  # the last measurement of each cell
+        self._last_s = dict(last_s or {})
 
     def once(self, cell: Cell) -> list[tuple[Step, float]]:
         """Measure a cell. Returns steps and their seconds; none if the request that decodes ended too early."""
@@ -180,7 +248,7 @@ class _Run:
         # different for every measurement, so that no two have the same prompts
         test = OpenAiTest(
             work.target, trace, (Promise(work.model),), work.endpoint, {"ignore_eos": True},
-            seed=work.seed * 1_000_003 + self.number, connections=max(BATCHES),
+            seed=work.run * 1_000_003 + self.number, connections=max(BATCHES),
         )  # fmt: skip
         transport = OpenAiTransport(test, stamps=True)
         result = run_openai(test, transport=transport)
@@ -222,5 +290,18 @@ def limits(target: Target, model: str) -> int | None:
     """Return the engine's limit on the tokens of one request, as its API reports it; None if it reports no limit.
     Raises as `check_models`.
     """
-    found = check_models(target, [model]).get(model, {}).get("max_model_len")
+    return limit_of(describe(target, model))
+
+
+def describe(target: Target, model: str) -> dict[str, Any]:
+    """Return what the engine's list of models says of a model, without what differs from one request to the next.
+    Raises as `check_models`.
+    """
+    row = check_models(target, [model]).get(model, {})
+    return {key: value for key, value in row.items() if key not in PASSING}
+
+
+def limit_of(row: dict[str, Any]) -> int | None:
+    """Return the limit on the tokens of one request that a model's description has; None if it has none."""
+    found = row.get("max_model_len")
     return found if isinstance(found, int) else None

@@ -16,7 +16,7 @@ from typing import Any
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.files import atomic_file
+from cotenant.core.partial import Partial
 from cotenant.devices.registry import device_of
 from cotenant.serving.worker import WorkerFactory
 from cotenant.serving.workers.devices import visible_gpus
@@ -69,31 +69,6 @@ class ProfileRun:
 
 class OneAtATimeError(InputError):
     """Raised if several batch sizes were given for a model that takes one item at a time."""
-
-
-class Partial:
-    """Finished measurements, kept in FILE.partial until the profile is complete."""
-
-    def __init__(self, out: Path, key: str) -> None:
-        self.path = out.with_name(out.name + ".partial")
-        self.rows: dict[str, Any] = {}
-        self.key = key
-        try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
-            if kept["key"] == key:
-                self.rows = kept["rows"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return  # the partial file is missing, or was measured with other settings, so everything is measured
-
-    def put(self, name: str, row: Any) -> None:
-        """Store a measurement in the partial file."""
-        self.rows[name] = row
-        with atomic_file(self.path) as file:
-            file.write(json.dumps({"key": self.key, "rows": self.rows}))
-
-    def remove(self) -> None:
-        """Remove the partial file, because the profile is complete."""
-        self.path.unlink(missing_ok=True)
 
 
 def cell_of(samples: Sequence[Sample]) -> dict[str, float]:

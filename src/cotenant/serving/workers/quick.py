@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.partial import Partial
 from cotenant.core.temporary import temporary_folder
 from cotenant.profiles.serving.latency_files import shipped_profiles
 from cotenant.serving.config.backends import pretends
@@ -17,7 +18,6 @@ from cotenant.serving.config.server import ModelEntry, ServingConfig
 from cotenant.serving.worker import LoadError
 from cotenant.serving.workers.profiling import (
     OneAtATimeError,
-    Partial,
     ProfileRun,
     assemble,
     core_partitions,
