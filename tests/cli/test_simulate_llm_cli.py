@@ -149,6 +149,35 @@ def test_the_memory_of_a_gpu_is_that_of_its_model_and_is_printed(files: tuple[Pa
         assert f"models may use {gib} GiB of each GPU ({why}" in shown.out
 
 
+def test_step_times_are_estimated_for_the_gpu_model_of_the_file(files: tuple[Path, Path, Path]) -> None:
+    """The L40S has more arithmetic than the A30, and less bandwidth: prompts get shorter, decode steps longer."""
+    models, profile, trace = files
+    trace.write_text("time_s,model,prompt_tokens,output_tokens\n0,chat,20,2\n")
+    asked = ("simulate", "--serving", models, "--profile", profile, "--trace", trace)
+    memory, arithmetic = 933 / 864, 165 / 362
+    plain = (30.0, 20.0)
+    scaled = (10 * memory + 20 * arithmetic, 20 * memory)
+    there = "L40S, estimated from times on A30"
+    for gpu, of, times, said in (
+        ("A30", "count: 1", plain, "step times: those of A30\n"),
+        ("A30", "model: A30", plain, "step times: those of A30\n"),
+        ("A30", "model: L40S", scaled, f"step times: those of {there}\n"),
+        ("A30", "model: L40S, memory: 40GiB", scaled, f"step times: those of {there}\n"),
+        ("mine", "model: L40S", plain,
+         "step times: those of mine (not scaled to L40S: the profile of chat, code names no GPU of the catalog)\n"),
+    ):  # fmt: skip
+        rows = {name: {**row, "gpu": gpu} for name, row in PROFILE["models"].items()}  # type: ignore[attr-defined]
+        profile.write_text(json.dumps(PROFILE | {"models": rows}))
+        models.write_text(MODELS.replace("count: 1, memory: 80GiB", of).replace("30GiB", "10GiB"))
+        done = cotenant(*asked, "--json")
+        assert done.code == 0, done.err
+        content = json.loads(done.out)
+        row = content["models"]["chat"]
+        assert (row["ttft_ms"]["mean"], row["tpot_ms"]["mean"]) == pytest.approx(times)
+        assert content["step_times_of"]["chat"] == (there if times == scaled else gpu)
+        assert said in cotenant(*asked).out
+
+
 def test_a_model_without_room_on_any_gpu_is_refused_as_by_the_server(files: tuple[Path, Path, Path]) -> None:
     models, profile, trace = files
     asked = ("simulate", "--serving", models, "--profile", profile, "--trace", trace)

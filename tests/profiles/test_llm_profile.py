@@ -14,6 +14,7 @@ import pytest
 from timed_llm import running
 
 from cotenant.core.errors import InputError
+from cotenant.core.gpus import find_gpu
 from cotenant.core.partial import Partial
 from cotenant.loadgen import llm_profiling
 from cotenant.loadgen.llm_profiling import Cell, Profiling, Samples, _delayed, limits, measure
@@ -126,6 +127,29 @@ def test_a_size_is_an_estimate_from_a_card_s_peaks() -> None:
         roofline("m", 70e9)
     with pytest.raises(InputError, match=r"needs more than 256\.0 MiB"):
         roofline("m", 8e9, 256 << 20)
+
+
+def test_step_times_are_estimated_for_another_gpu() -> None:
+    """From an H100 (3,350 GB/s, 989 TFLOP/s) to an A100-40GB (1,555 GB/s, 312 TFLOP/s)."""
+    own = LlmProfile("m", TRUE, gpu="NVIDIA H100 80GB HBM3", request_s=0.003)
+    found = own.on(find_gpu("A100-40GB"))
+    memory, arithmetic = 3350 / 1555, 989 / 312
+    assert list(vars(found.times).values()) == pytest.approx([
+        TRUE.prefill_base * memory, TRUE.per_token * arithmetic, TRUE.per_pair * arithmetic,
+        TRUE.decode_base * memory, TRUE.per_sequence, TRUE.per_context * memory,
+    ])  # fmt: skip
+    assert (found.request_s, found.kv_tokens) == (own.request_s, own.kv_tokens)
+    assert found.gpu == "A100-40GB, estimated from times on NVIDIA H100 80GB HBM3"
+    assert found.on(find_gpu("A100")) == found
+    assert own.on(find_gpu("H100")) == own
+    size = roofline("m", 8e9, 40 << 30)
+    there = size.on(find_gpu("A100"))
+    assert there.times.decode_base == pytest.approx(16e9 / (0.8 * 1.555e12))
+    assert there.times.per_token == pytest.approx(16e9 / (0.6 * 312e12))
+    assert there.gpu == "A100-40GB, estimated"
+    for name in ("", "my GPU"):
+        unknown = LlmProfile("m", TRUE, gpu=name)
+        assert unknown.on(find_gpu("A100")) == unknown
 
 
 def test_cells_are_within_the_engine_s_limits() -> None:

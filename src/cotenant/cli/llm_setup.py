@@ -94,7 +94,7 @@ def gpu_memory(config: ModelsConfig, divide: str | None = None) -> GpuMemory:
             has = f"{card.name} has only {card.memory_bytes / 2**30:g} GiB"
             raise InputError(f"{given / 2**30:g} GiB are too much: {has}", field="gpus.memory")
         if given is not None:
-            found = GpuMemory(given, "gpus.memory")
+            found = GpuMemory(given, "gpus.memory", None if card is None else card.name)
         elif divide is not None and card is not None:
             from cotenant.profiles.llm.partitions import USABLE
 
@@ -107,10 +107,19 @@ def gpu_memory(config: ModelsConfig, divide: str | None = None) -> GpuMemory:
     return found
 
 
-def times_sentence(setup: LlmSetup) -> str:
-    """Return a sentence that states on which GPUs the step times of the profiles hold; they are used on any GPU."""
+def times_content(setup: LlmSetup) -> dict[str, dict[str, str]]:
+    """As a key of a JSON object: the GPU on which each model's step times hold, as its profile names it."""
+    return {"step_times_of": {m.facts.name: m.profile.gpu for m in setup.models}}
+
+
+def times_sentence(setup: LlmSetup, memory: GpuMemory) -> str:
+    """Return a sentence that states on which GPUs the step times of the profiles hold, and whether they are those of
+    the GPUs of the plan or simulation."""
     known = dict.fromkeys(m.profile.gpu or "a GPU that the profile does not name" for m in setup.models)
-    return f"step times: those of {' and '.join(known)}"
+    text = f"step times: those of {' and '.join(known)}"
+    if memory.model is not None and (unknown := [m.facts.name for m in setup.models if m.profile.card is None]):
+        text += f" (not scaled to {memory.model}: the profile of {', '.join(unknown)} names no GPU of the catalog)"
+    return text
 
 
 @dataclass(frozen=True)
@@ -199,10 +208,13 @@ def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
     return [named.get(name, (whole or 0.0) / others) for name in models]
 
 
-def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
-    """Return a profile for each model of the file, in the file's order."""
+def profiles_of(config: ModelsConfig, given: Sequence[str], gpu: str | None = None) -> list[LlmProfile]:
+    """Return a profile for each model of the file, in the file's order. `gpu`: model of the GPUs for which step times
+    are estimated, if a profile is of others; None: not known, and the profiles' step times are used."""
+    from cotenant.core.gpus import find_gpu
     from cotenant.profiles.llm.files import find_profile
 
+    card = None if gpu is None else find_gpu(gpu)
     names = [m.name for m in config.models]
     specs: dict[str, str] = {}
     for text in given:
@@ -214,7 +226,8 @@ def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
     for model in config.models:
         if model.name not in specs:
             raise InputError(f"{model.name} has no profile; give --profile {model.name}=FILE or =8b", field="profile")
-        found.append(replace(find_profile(specs[model.name], model.name, model.memory), name=model.name))
+        profile = replace(find_profile(specs[model.name], model.name, model.memory), name=model.name)
+        found.append(profile if card is None else profile.on(card))
     return found
 
 

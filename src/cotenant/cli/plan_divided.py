@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cotenant.cli.fitting import plain_table, print_whole
+from cotenant.cli.llm_setup import times_content, times_sentence
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.gpus import find_gpu
 from cotenant.core.units import counted
 
 if TYPE_CHECKING:
     from cotenant.cli.llm_setup import GpuMemory
+    from cotenant.core.gpus import Gpu
     from cotenant.profiles.llm.partitions import Engine
     from cotenant.profiles.llm.profile import StepTimes
     from cotenant.serving.config.models import ModelsConfig
@@ -33,16 +36,17 @@ def plan_parts(
     from cotenant.sim.llm.divided import plan_divided
 
     base = divided(gpu, config.raw.gpus.memory)
-    measured = _measured(specs)
+    measured = _measured(specs, find_gpu(gpu))
     engines = [_engine(model, measured, trace, i) for i, model in enumerate(setup.models)]
     say_compiling_serving()
     found = plan_divided(engines, base, most_gpus, HEADROOM, target, trace, seed)
     content = _content(found, engines, target)
     if as_json:
-        print(json.dumps(content | memory.content() | {"seed": seed}))
+        print(json.dumps(content | memory.content() | times_content(setup) | {"seed": seed}))
     else:
         _show(content)
         print(memory.sentence())
+        print(times_sentence(setup, memory))
         for reason, count in trace.left_out.items():
             print(f"note: {counted(count, 'request')} left out: {reason}", file=sys.stderr)
     left = [x["model"] for x in content["left_out"]]
@@ -57,8 +61,9 @@ def plan_parts(
         )
 
 
-def _measured(specs: Sequence[str]) -> dict[str, dict[str, StepTimes]]:
-    """Return the rows MODEL@PARTITION of the profile files: step times by model and partition."""
+def _measured(specs: Sequence[str], card: Gpu) -> dict[str, dict[str, StepTimes]]:
+    """Return the rows MODEL@PARTITION of the profile files: step times by model and partition. Those of parts of
+    another GPU model are left out, since equal names do not make equal parts: they are estimated from the whole GPU."""
     from cotenant.profiles.llm.files import read_profiles
     from cotenant.profiles.llm.profile import parse_size
 
@@ -66,7 +71,7 @@ def _measured(specs: Sequence[str]) -> dict[str, dict[str, StepTimes]]:
     for path in dict.fromkeys(text.rpartition("=")[2] for text in specs):
         for name, row in {} if parse_size(path) is not None else read_profiles(path).items():
             model, at, part = name.partition("@")
-            if at:
+            if at and row.card in (None, card):
                 found.setdefault(model, {})[part] = row.times
     return found
 

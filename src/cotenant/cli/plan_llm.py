@@ -23,6 +23,7 @@ from cotenant.cli.llm_setup import (
     profiles_of,
     rates_of,
     takes_requests,
+    times_content,
     times_sentence,
 )
 from cotenant.core.errors import InputError, WorkError
@@ -98,7 +99,8 @@ def plan(
     target = parse_fraction(attainment, field="attainment")
     start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
     memory = gpu_memory(config, divide)
-    setup = build_setup(config, profiles_of(config, profile or []), memory, 1, sharing, [], start_s=start_s)
+    profiles = profiles_of(config, profile or [], memory.model)
+    setup = build_setup(config, profiles, memory, 1, sharing, [], start_s=start_s)
     names = [m.name for m in config.models]
     trace = fitting(_trace(names, requests), setup.models, each=True)
     if divide is not None:
@@ -108,7 +110,7 @@ def plan(
         return
     found = pack(trace, setup, target, most_gpus, None if as_json else _say)
     if as_json:
-        print(json.dumps(found.content() | memory.content() | {"seed": requests.seed}))
+        print(json.dumps(found.content() | memory.content() | times_content(setup) | {"seed": requests.seed}))
     else:
         _show(found.content(), setup, memory)
         for reason, count in trace.left_out.items():
@@ -170,7 +172,7 @@ def _show(content: dict[str, Any], setup: LlmSetup, memory: GpuMemory) -> None:
             f"(here: {', '.join(best_effort)})"
         )
     print(memory.sentence())
-    print(times_sentence(setup))
+    print(times_sentence(setup, memory))
 
 
 def _part(value: float | None) -> str:

@@ -15,6 +15,7 @@ from cotenant.cli.llm_setup import (
     gpu_memory,
     profiles_of,
     takes_requests,
+    times_content,
     times_sentence,
 )
 
@@ -75,12 +76,12 @@ def simulate(
     memory = gpu_memory(config)
     with config.source.located() if config.source else contextlib.nullcontext():
         check_kept(config.models, [memory.each_bytes] * (gpus or config.raw.gpus.count))
-    profiles = profiles_of(config, profile or [])
+    profiles = profiles_of(config, profile or [], memory.model)
     setup = build_setup(config, profiles, memory, gpus, sharing, share or [], not cold, prefix_cache, start_s)
     names = [m.name for m in config.models]
     trace = build_trace(names, requests)
     result = run(fitting(trace, setup.models), setup)
-    content = {**result.summary(), **memory.content(), "seed": requests.seed}
+    content = {**result.summary(), **memory.content(), **times_content(setup), "seed": requests.seed}
     if csv is not None:
         write_text(csv, result.times.csv(names))
     if html is not None:
@@ -92,7 +93,7 @@ def simulate(
         return
     show(content, f"{counted(len(trace), 'request')} of {trace.source}")
     print(memory.sentence())
-    print(times_sentence(setup))
+    print(times_sentence(setup, memory))
     for reason, count in result.trace.left_out.items():
         print(f"note: {counted(count, 'request')} left out: {reason}", file=sys.stderr)
     most = {m.name: m.max_queue for m in config.models}

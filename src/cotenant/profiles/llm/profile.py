@@ -15,11 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cotenant.core.errors import InputError
+from cotenant.core.gpus import Gpu, find_gpu
 from cotenant.core.units import format_bytes
 
 H100_FLOPS = 989e12  # peak rate of an H100's dense bf16 arithmetic, in FLOP/s
 H100_BYTES_PER_S = 3.35e12
 H100_MEMORY = 80 << 30
+ESTIMATED = ", estimated"  # follows the name of the GPU in a profile that was not measured there
 USED_MEMORY = 0.9  # fraction of a program's memory that weights and cache may fill
 # fractions of the GPU's peak arithmetic rate and bandwidth that a good engine reaches
 REACHED_FLOPS, REACHED_BYTES = 0.6, 0.8
@@ -59,8 +61,8 @@ class StepTimes:
         return StepTimes(*(x * factor for x in vars(self).values()))
 
     def on(self, compute: float, bandwidth: float) -> StepTimes:
-        """Estimate the step times on a part of the GPU. `compute` and `bandwidth`: the part's fractions of the whole
-        GPU's arithmetic and memory bandwidth.
+        """Estimate the step times on a part of the GPU, or on another GPU. `compute` and `bandwidth`: its arithmetic
+        rate and memory bandwidth, as fractions of those of the whole GPU of these times.
         """
         return StepTimes(
             self.prefill_base / bandwidth, self.per_token / compute, self.per_pair / compute,
@@ -100,6 +102,26 @@ class LlmProfile:
         """Return the model's profile for a GPU whose steps take `factor` times as long."""
         return replace(self, times=self.times.scaled(factor))
 
+    @property
+    def card(self) -> Gpu | None:
+        """The GPU model on which the step times hold; None if the profile names none of the catalog."""
+        try:
+            return find_gpu(self.gpu.partition(ESTIMATED)[0])
+        except InputError:
+            return None
+
+    def on(self, card: Gpu) -> LlmProfile:
+        """Return the profile with step times estimated for a GPU model: those of work that is limited by arithmetic by
+        the ratio of the GPUs' FLOP/s, and those of work that is limited by memory by the ratio of their bandwidths.
+        Unchanged if the profile is that of this GPU, or of none in the catalog.
+        """
+        own = self.card
+        if own is None or own == card:
+            return self
+        times = self.times.on(card.fp16_tflops / own.fp16_tflops, card.bandwidth_gbps / own.bandwidth_gbps)
+        source = "" if ESTIMATED in self.gpu else f" from times on {self.gpu}"
+        return replace(self, times=times, gpu=f"{card.name}{ESTIMATED}{source}")
+
 
 def pairs_of(tokens: int, before: int = 0) -> int:
     """Return the number of pairs of tokens over which the attention of `tokens` new prompt tokens is computed, with
@@ -127,7 +149,7 @@ def roofline(name: str, parameters: float, memory_bytes: float = H100_MEMORY) ->
         raise InputError(
             f"{name} of {parameters / 1e9:g}B needs more than {format_bytes(memory_bytes)}", field="profile"
         )
-    return LlmProfile(name, times, tokens, weights_bytes=int(weights), gpu="H100, estimated")
+    return LlmProfile(name, times, tokens, weights_bytes=int(weights), gpu=f"H100{ESTIMATED}")
 
 
 def parse_size(text: str) -> float | None:
