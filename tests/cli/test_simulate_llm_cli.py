@@ -91,6 +91,16 @@ def test_fixed_fractions_and_rates_by_name(files: tuple[Path, Path, Path]) -> No
     assert half["models"]["chat"]["ttft_ms"]["p50"] == pytest.approx(60)
 
 
+def test_a_models_request_is_its_part_of_a_busy_gpu(files: tuple[Path, Path, Path]) -> None:
+    """A decode step of chat takes 20 ms alone, and 20 / 0.8 ms beside steps of code, which has the rest."""
+    models, profile, trace = files
+    models.write_text(MODELS.replace("tpot_ms: 30}", "tpot_ms: 30, request: 80%}", 1))
+    trace.write_text("time_s,model,prompt_tokens,output_tokens\n0,code,20,500\n1,chat,20,101\n")
+    done = cotenant("simulate", "--serving", models, "--profile", profile, "--trace", trace, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["models"]["chat"]["tpot_ms"]["mean"] == pytest.approx(25, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -42,6 +42,18 @@ def test_slices_are_to_each_other_as_requests(requests: tuple[float, ...]) -> No
     assert max(runs) * 1000 <= SETTINGS.longest_ns
 
 
+def test_latency_sensitive_tenants_that_have_no_others_beside_them_share_by_request() -> None:
+    first = ("latency-sensitive", "latency-sensitive")
+    gpu = gpu_with(Share(0.75), Share(), classes=first)
+    gpu.used({name: Usage() for name in gpu.tenants}, 0)
+    gpu.used({name: Usage(MS_NS, 1) for name in gpu.tenants}, SETTINGS.first_step_ns)
+    assert slices(gpu)["t0"] == pytest.approx(3 * slices(gpu)["t1"], rel=0.01)
+    longest_us = SETTINGS.longest_ns // 1000
+    assert slices(gpu_with(Share(), Share(), classes=first)) == {"t0": longest_us, "t1": longest_us}
+    beside = gpu_with(Share(0.75), Share(), Share(), classes=(*first, "best-effort"))
+    assert slices(beside) == {"t0": longest_us, "t1": longest_us, "t2": TINY_US}
+
+
 def test_a_tenant_alone_has_the_longest_slice_and_is_never_stopped() -> None:
     gpu = gpu_with(Share(0.2))
     assert slices(gpu) == {"t0": SETTINGS.longest_ns // 1000}

@@ -53,6 +53,19 @@ def test_the_file_of_the_howto_runs(tmp_path: Path, wanted: dict[str, str], mech
     assert not Path(folder).exists()
 
 
+def test_a_models_request_is_that_of_its_tenant_wherever_it_moves(tmp_path: Path) -> None:
+    """The requests of all three are 100 %, and two fit the GPU at a time."""
+    content = written()
+    for row, request in zip(content["models"], ("60%", 0.3, "10%"), strict=True):
+        row["request"] = request
+    with door(tmp_path, *content["models"], gpus=content["gpus"]) as it:
+        for name in "abca":
+            assert it.chat(name, max_tokens=1)[0] == 200
+        folder = it.ask(None, "/cotenant/status")[2]["agent"]
+        tenants = json.loads(cotenant("ps", "--dir", folder, "--json").out)["tenants"]
+        assert {row["name"]: row["request"] for row in tenants} == {"a": 0.6, "b": 0.3, "c": 0.1}
+
+
 @pytest.mark.timed
 def test_a_model_returns_while_another_one_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a link of 200 MB/s each move of 200 MiB takes a second."""

@@ -238,9 +238,12 @@ def build_setup(
     """Return the simulator's setup for models.yaml and the profiles."""
     from cotenant.core.metrics.tokens import Target
     from cotenant.policy.residency import ModelSettings
+    from cotenant.policy.shares.timetable import divide_by_request
     from cotenant.sim.llm.engine import LlmSetup, SimModel
 
     weights = dict.fromkeys((m.name for m in config.models), 1.0 / len(config.models) if sharing == "fixed" else 1.0)
+    if any(m.request for m in config.models):
+        weights = divide_by_request({m.name: m.request for m in config.models}, dict.fromkeys(weights, 1.0))
     for text in shares:
         name, equals, part = text.partition("=")
         if not equals or name not in weights:

@@ -181,12 +181,12 @@ class GpuSlices:
         return out
 
     def background(self) -> tuple[list[SliceTenant], bool]:
-        """Return the tenants that yield to latency-sensitive ones, and whether there is a latency-sensitive one."""
+        """Return the tenants that yield to latency-sensitive ones, and whether these have precedence now."""
         here = self.present()
         rest = [t for t in here if t.work_class != "latency-sensitive"]
-        if self.hogged:
-            return here, False
-        return rest, len(rest) < len(here)
+        # where none yields, requests divide the time; without requests all have the longest slice
+        alike = self.hogged or (not rest and any(t.share.request for t in here))
+        return (here, False) if alike else (rest, len(rest) < len(here))
 
     # -- the schedule over a period --------------------------------------------------------------------------------
 

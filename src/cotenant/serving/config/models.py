@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from cotenant.agent.config.files import check_name
-from cotenant.core.checked import Memory, Seconds, Strict, check
+from cotenant.core.checked import Fraction, Memory, Seconds, Strict, check
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import CATALOG, find_gpu
 from cotenant.core.yamlfile import YamlFile, read_yaml
@@ -69,6 +69,9 @@ class ModelEntry(Strict):
     tpot_ms: float = Field(default=100.0, allow_inf_nan=False, gt=0)
     """Target for the mean time between output tokens, which metrics and simulations compare with the measured time.
     """
+    request: Fraction = Field(default=0.0, ge=0, le=1)
+    """Share of its GPU's time that the model gets at least, as long as it has work, while other models work there too.
+    The requests of all models are 100% at most, so they can be kept whichever models are on one GPU."""
     keep: int = Field(default=0, ge=0)
     """1: start the model with the server, and never evict it."""
     served_as: str | None = Field(default=None, min_length=1)
@@ -191,6 +194,7 @@ def parse_models(
         if model.name in seen:
             raise InputError(f"{model.name} is declared twice", field=f"models[{i}].name")
         seen.add(model.name)
+    _check_requests(raw)
     _check_memory(raw)
     return ModelsConfig(str(path), raw, tuple(raw.models), services, source)
 
@@ -234,6 +238,26 @@ def _check_gpu_model(name: str | None, starts: bool) -> None:
         known = ", ".join(CATALOG)
         text = f"{name!r} is neither {SOFT}, nor {CPU}, nor a known GPU model: give one of {known}, or {instead}"
         raise InputError(text, field="gpus.model") from None
+
+
+def _check_requests(raw: ModelsFile) -> None:
+    """Raise InputError for a request that could not be kept."""
+    total = 0.0
+    for i, model in enumerate(raw.models):
+        if not model.request:
+            continue
+        total += model.request
+        why = ""
+        if raw.gpus.model == CPU:
+            why = "leave it out with model: cpu, because no GPU is shared then"
+        elif raw.gpus.mechanism == "mps":
+            why = "leave it out with mechanism: mps, under which models use the GPU at the same time"
+        elif model.class_ == "best-effort":
+            why = "leave it out for a best-effort model, which waits for the others"
+        elif total > 1.0 + 1e-9:
+            why = f"with it the requests of all models are {total:.0%}; they must be 100% at most"
+        if why:
+            raise InputError(why, field=f"models[{i}].request")
 
 
 def _check_memory(raw: ModelsFile) -> None:

@@ -193,8 +193,9 @@ class AgentHost:
     async def spawn(self, model: ModelEntry, gpu: int, command: list[str], log: Path) -> asyncio.subprocess.Process:
         effort, swaps = model.class_ == "best-effort", self.moves and not self._all_fit
         spec = TenantSpec(
-            model.name, memory_bytes=model.memory, priority=model.priority, gpus=(self.gpus[gpu].uuid,),
-            best_effort=effort, latency_sensitive=not effort, oversubscribe="swap" if swaps else "none",
+            model.name, model.request, memory_bytes=model.memory, priority=model.priority,
+            gpus=(self.gpus[gpu].uuid,), best_effort=effort, latency_sensitive=not effort,
+            oversubscribe="swap" if swaps else "none",
             mechanism=await self._swapping(gpu) if swaps else self._wanted.mechanism,
         )  # fmt: skip
         client, answer = await self._in_thread(lambda: self._register(spec))
