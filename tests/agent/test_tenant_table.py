@@ -84,6 +84,13 @@ def test_a_share_that_is_short_says_promised_got_and_for_how_long() -> None:
     assert "short: requests 30% of GPU 0, got 12% in the last window, short for 75 s" in drawn(look)
 
 
+def test_a_share_that_has_reached_the_request_since_the_agent_looked_is_not_short() -> None:
+    look = answer("short")
+    look["tenants"][0]["gpus"][0] |= {"got": 0.296, "short_s": 0.5}
+    assert "short for" not in drawn(look)
+    assert "▼" not in drawn(look)
+
+
 @pytest.mark.parametrize(
     ("reserved", "most", "seen", "text"),
     [

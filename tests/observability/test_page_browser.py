@@ -36,6 +36,30 @@ def test_of_a_thousand_tenants_the_first_two_hundred_are_rows(browser: Any, stag
     assert not complaints(browser)
 
 
+def test_tenants_keep_their_places_while_what_they_got_changes(browser: Any, stage: Stage) -> None:
+    def rows(first_got: float) -> list[Row]:
+        found: list[Row] = [("sources", "a", {"name": "n", "kind": "agent", "ok": True})]
+        found.append(("gpus", "g", {"node": "n", "index": 0, "model": "H100"}))
+        for name, granted, got in (("a", 0.3, first_got), ("b", 0.3, 0.3), ("late", 0.4, 0.1)):
+            share = {"gpu": "g", "tenant": name, "kind": "tenant", "granted": granted, "got": got, "state": "running"}
+            found.append(("shares", name, share | {"limit": 1.0}))
+        return found
+
+    def places() -> tuple[list[str], list[str]]:
+        cells, names = "#shares tbody td:first-child", ".gpu .legend li"
+        first, second = (
+            [each.text.strip() for each in browser.find_elements("css selector", where)] for where in (cells, names)
+        )
+        return first, second
+
+    browser.get(stage.server.url)
+    for got in (0.29, 0.31):
+        stage.rows = rows(got)
+        until(lambda: f"{got:.0%}".replace("%", " %") in text(browser, "#shares"))  # noqa: B023
+        assert places() == (["late", "a", "b"], ["late", "a", "b"])
+    assert not complaints(browser)
+
+
 def test_ten_tenants_have_ten_colours_and_keep_them(browser: Any, stage: Stage) -> None:
     """On GPUs of their own, where nothing else would keep two of one colour apart."""
 

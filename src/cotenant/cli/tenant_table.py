@@ -39,7 +39,7 @@ def share_bar(got: float | None, request: float, limit: float, sms: dict[str, in
 
 def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:
     """Return a line about a tenant that gets less of a GPU than its request; empty if it gets enough."""
-    if not share.get("short_s") or share["got"] is None:
+    if not _short(tenant, share):
         return ""
     promised = f"requests {tenant['request']:.0%} of GPU {share['index']}"
     return (
@@ -48,14 +48,22 @@ def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:
     )
 
 
+def _short(tenant: dict[str, Any], share: dict[str, Any]) -> bool:
+    """Whether a tenant gets less than its request. The agent looks once a second; a share that has reached the request
+    since then, as both are shown, is not short.
+    """
+    got = share["got"]
+    return bool(share.get("short_s")) and got is not None and round(got, 2) < round(tenant["request"], 2)
+
+
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def _got(share: dict[str, Any]) -> Text:
+def _got(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
     """Return the tenant's actual share as text, highlighted if it is less than the request."""
     text = _percent(share["got"])
-    return Text(f"▼ {text}", style="bold red") if share.get("short_s") else Text(text)
+    return Text(f"▼ {text}", style="bold red") if _short(tenant, share) else Text(text)
 
 
 def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
@@ -177,7 +185,7 @@ def _cells(tenant: dict[str, Any], share: dict[str, Any]) -> dict[str, Text | st
         "STATE": _state(tenant, share),
         "ASKED": _percent(tenant["request"]),
         "LIMIT": _percent(tenant["limit"]),
-        "GOT": _got(share),
+        "GOT": _got(tenant, share),
         BAR_HEAD: _bar(tenant, share),
         "MEMORY": _memory(share),
         "ON GPU": _on_gpu(share),

@@ -88,7 +88,7 @@ class Rows:
         return self.registry.gpus[uuid].as_dict() | {
             "holder": turn.account.name if turn else None,
             "memory_charged_bytes": self.ledger.total_used(uuid),
-            "promised": sum(t.spec.request for t in self.registry.on_gpu(uuid)),
+            "promised": round(sum(t.spec.request for t in self.registry.on_gpu(uuid)), 9),
             "auto": self.registry.default_on(self.registry.gpus[uuid]),
         }
 

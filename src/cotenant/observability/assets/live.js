@@ -8,7 +8,7 @@ const MOST_NAMED = 10; // tenants of one GPU that have a colour of their own
 const REDRAW_MS = 250;
 
 const $ = (id) => document.getElementById(id);
-const sort = { shares: ["got", -1], services: ["name", 1], models: ["name", 1], jobs: ["state", 1] };
+const sort = { shares: ["granted", -1], services: ["name", 1], models: ["name", 1], jobs: ["state", 1] };
 let shownShares = MOST_ROWS;
 let timer = 0;
 let drawn = 0;
@@ -77,7 +77,12 @@ function segments(shares, value, total) {
   return track;
 }
 function gathered(shares) {
-  const sorted = [...shares].sort((a, b) => (b.got ?? b.granted ?? 0) - (a.got ?? a.granted ?? 0) || a.tenant.localeCompare(b.tenant));
+  // the largest are named; their order does not depend on what they got, which changes with each look
+  const size = (share) => Math.max(share.granted ?? 0, share.got ?? 0);
+  const order = (a, b) => (b.granted ?? 0) - (a.granted ?? 0) || a.tenant.localeCompare(b.tenant);
+  const bySize = [...shares].sort((a, b) => size(b) - size(a) || order(a, b));
+  const named = shares.length <= MOST_NAMED ? shares.length : MOST_NAMED - 1;
+  const sorted = [...bySize.slice(0, named).sort(order), ...bySize.slice(named)];
   const used = new Set();
   for (const share of sorted) {
     let color = colorOf(share.tenant);
@@ -198,7 +203,7 @@ const SHARES = [
   { key: "gpu", name: "GPU", value: (row) => gpuName(row.gpu), show: (row) => gpuName(row.gpu) },
   { key: "state", name: "state", value: (row) => stateOf(row)[0], show: (row) => pill(...stateOf(row)) },
   { key: "granted", name: "granted", show: (row) => percent(row.granted) },
-  { key: "got", name: "got", maybe: true, show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got)), row.short_s ? small(`short for ${seconds(row.short_s)}`, "bad") : null] },
+  { key: "got", name: "got", maybe: true, show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got)), row.short_s && Math.round(100 * row.got) < Math.round(100 * row.granted) ? small(`short for ${seconds(row.short_s)}`, "bad") : null] },
   { key: "hour", name: "last hour", hidden: () => !rows.hours.size, value: shortMinutes, show: hour },
   { key: "limit", name: "limit", show: (row) => percent(row.limit) },
   { key: "sms", name: "SMs", maybe: true, show: (row) => row.sms ?? DASH },
