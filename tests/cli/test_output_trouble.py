@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,22 @@ def test_what_a_sentence_quotes_can_be_shown(folder: Path, text: str) -> None:
     assert sentence.startswith("cotenant: odd.csv")
     assert sentence.isprintable()
     assert len(sentence) < 2100
+
+
+@pytest.mark.parametrize("module", ["typer", "cotenant.core.logs"])
+def test_an_interrupt_while_the_command_is_loaded_is_no_traceback(module: str) -> None:
+    interrupted = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["cotenant", "policies"]
+from cotenant.cli.start import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (130, -signal.SIGINT)
+    assert done.stdout == ""
+    assert done.stderr in ("", "cotenant: interrupted\n")

@@ -79,6 +79,13 @@ def test_who_gets_no_turn_has_waited_all_the_time(tmp_path: Path) -> None:
         (["--card", "50GiB"], "does not fit on the GPU"),
         (["--card", "3GiB"], "cannot be swapped hold 4.0 GiB"),
         (["--duration", "0s"], "--duration"),
+        (["--load", "a=2"], "'2' has no unit; write 2ms or 2s"),
+        (["--load", "a=2ms/8ms"], "'a=2ms/8ms' is not NAME=KERNEL[:BUSY/PAUSE]"),
+        (["--mechanism", "mps"], "--mechanism: must be time or slices, not 'mps': under mps no tenant waits"),
+        (["--discipline", "fair"], "--discipline: unknown discipline 'fair'"),
+        (["--discipline", "temporal", "--mechanism", "slices"], "--discipline: needs turns: add --mechanism time"),
+        (["--trace", "jobs.csv"], "--agent: cannot be given together with --trace"),
+        (["--card", "--json"], "--card: its value is missing: --json follows, which is an option"),
         (["--duration", "2000h"], "at most one day"),
     ],
 )
@@ -88,6 +95,25 @@ def test_what_is_wrong_is_one_sentence(file: str, args: list[str], said: str) ->
     assert said in done.err
     assert done.err.count("\n") == 1
     assert done.out == ""
+
+
+def test_help_in_place_of_the_file_is_a_missing_value() -> None:
+    done = cotenant("simulate", "--agent", "--help")
+    assert done.code == 2
+    assert "--agent: its value is missing: --help follows" in done.err
+
+
+def test_another_discipline_than_the_files(file: str) -> None:
+    """Under `temporal` tenants take turns of one length, whatever they requested; c keeps its limit."""
+    rows = simulate("--agent", file, "--discipline", "temporal")
+    assert rows["a"]["turn_share"] == pytest.approx(rows["b"]["turn_share"], abs=0.01)
+    assert "temporal, 60 s" in cotenant("simulate", "--agent", file, "--discipline", "temporal").out
+
+
+def test_delays_are_columns_only_where_a_tenant_pauses(file: str) -> None:
+    sliced = ("simulate", "--agent", file, "--mechanism", "slices", "--duration", "2s")
+    assert "delay" not in cotenant(*sliced).out
+    assert "delay" in cotenant(*sliced, "--load", "b=1ms:4ms/16ms").out
 
 
 def test_files_that_no_gpu_can_run(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def main(arguments: list[str]) -> int:
 
 def in_a_sentence(program: Callable[[list[str]], int]) -> int:
     """Run a benchmark's program; print an error as one sentence. Returns the exit status: 2 for wrong input, 1 for
-    failed work."""
+    failed work, 130 after Ctrl-C."""
     if "--help" in sys.argv[1:]:
         print(sys.modules["__main__"].__doc__)
         return 0
@@ -305,6 +305,8 @@ def in_a_sentence(program: Callable[[list[str]], int]) -> int:
     except (InputError, WorkError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -122,6 +122,17 @@ def _module(verb: str, args: list[str]) -> str:
     return VERBS[verb][0]
 
 
+def _refuse_two_forms(args: list[str]) -> None:
+    """Refuse arguments of `simulate` that ask for two of its forms. Raises InputError."""
+    given = {arg.partition("=")[0] for arg in args}
+    if {"--agent", "--trace"} <= given:
+        raise InputError(
+            "cannot be given together with --trace: an agent's tenants have their work from --load, "
+            "and a trace has the jobs of a cluster",
+            field="--agent",
+        )
+
+
 class LazyGroup(TyperGroup):
     """A group that imports a verb's module only when the verb runs, so that --help stays fast."""
 
@@ -144,6 +155,8 @@ class LazyGroup(TyperGroup):
             if hint and not ctx.resilient_parsing:
                 raise InputError(f"no such command '{name}'; {hint}")
             return super().resolve_command(ctx, args)
+        if name == "simulate" and not ctx.resilient_parsing:
+            _refuse_two_forms(args[1:])
         module = importlib.import_module(_module(name, args[1:]))
         if hasattr(module, "refuse_trace") and not ctx.resilient_parsing:
             module.refuse_trace(args[1])
@@ -183,8 +196,12 @@ def _refuse_empty(command: Any) -> None:
 
 
 def _process_filled(parameter: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
-    if value == "" or (isinstance(value, list | tuple) and "" in value):
+    values = value if isinstance(value, list | tuple) else (value,)
+    if "" in values:
         raise InputError("its value is empty; leave the option out, or write a value", field=parameter.opts[0])
+    options = {"--help"}.union(*(each.opts for each in context.command.params if each.param_type_name == "option"))
+    if swallowed := next((each for each in values if isinstance(each, str) and each in options), None):
+        raise InputError(f"its value is missing: {swallowed} follows, which is an option", field=parameter.opts[0])
     return process(context, value)
 
 
@@ -212,10 +229,10 @@ def _root(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 success, 1 the operation failed, 2 wrong input."""
-    from cotenant.core import logs
-
-    logs.configure_short()
     try:
+        from cotenant.core import logs
+
+        logs.configure_short()
         if sys.stdout is None:  # the caller of this command has closed standard output (>&-)
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
         code = app(standalone_mode=False)  # with standalone_mode, typer would print errors as a box of several lines

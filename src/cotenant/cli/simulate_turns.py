@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cotenant.cli.fitting import plain_table, print_whole
-from cotenant.core.errors import InputError
-from cotenant.core.units import format_bytes, format_seconds, parse_memory, parse_seconds
+from cotenant.core.errors import InputError, unknown_name
+from cotenant.core.units import format_bytes, format_seconds, parse_memory, parse_seconds, parse_time
 
 if TYPE_CHECKING:
     from cotenant.agent.config.files import AgentConfig, TenantSpec
@@ -47,6 +48,9 @@ def simulate(
     mechanism: Annotated[
         str | None, typer.Option(metavar="time|slices", help="Mechanism: time or slices (default: the file's).")
     ] = None,
+    discipline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Rule that chooses the next tenant (default: the file's).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Simulate what each tenant of an agent's file gets of one GPU, with the agent's own broker and policy."""
@@ -57,10 +61,15 @@ def simulate(
         raise InputError(f"must be above 0 and at most one day, not {seconds:g} s", field="--duration")
     config = read(agent)
     if mechanism not in (None, "time", "slices"):
-        raise InputError(f"must be time or slices, not {mechanism!r}", field="--mechanism")
+        why = ": under mps no tenant waits for another" if mechanism == "mps" else ""
+        raise InputError(f"must be time or slices, not {mechanism!r}{why}", field="--mechanism")
     specs, by = _simulated(config, agent, mechanism)
     if by == "slices" and card is not None:
         raise InputError("needs turns, between which the agent swaps memory: add --mechanism time", field="--card")
+    if by == "slices" and discipline is not None:
+        raise InputError("needs turns: add --mechanism time", field="--discipline")
+    if discipline is not None:
+        config = _with_discipline(config, discipline)
     loads = _loads(specs, load or [], config)
     if by == "slices":
         answer = sliced(loads, {spec.name: work_kind(spec) for spec in specs}, seconds)
@@ -72,6 +81,14 @@ def simulate(
         _show_sliced(answer)
     else:
         _show(answer)
+
+
+def _with_discipline(config: AgentConfig, name: str) -> AgentConfig:
+    from cotenant.policy.shares import DISCIPLINES
+
+    if name not in (known := [each.name for each in DISCIPLINES]):
+        raise unknown_name("discipline", name, known, "--discipline")
+    return dataclasses.replace(config, quota=dataclasses.replace(config.quota, discipline=name))
 
 
 def work_kind(spec: TenantSpec) -> str:
@@ -202,9 +219,11 @@ def _loads(specs: list[TenantSpec], given: list[str], config: AgentConfig) -> li
 
 
 def _time_ns(text: str, load: str) -> int:
-    if not text:
-        raise InputError(f"{load!r} is not NAME=KERNEL[:BUSY/PAUSE], such as train=2ms:30ms/70ms", field="--load")
-    seconds = parse_seconds(text, "--load")
+    try:
+        seconds = parse_time(text)
+    except InputError as error:
+        form = f"{load!r} is not NAME=KERNEL[:BUSY/PAUSE], such as train=2ms:30ms/70ms"
+        raise InputError(f"{form}: {error.message}" if text else form, field="--load") from None
     if not 1e-6 <= seconds <= 3600:
         raise InputError(f"{text!r} in {load!r} must be between 1 us and 1 h", field="--load")
     return int(seconds * 1e9)
@@ -238,12 +257,14 @@ def _show_sliced(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
     window = f"in {answer['window_s']:g} s"
-    heads = ("request", "limit", "GPU time", f"least {window}", f"most {window}", "burst delay p50", "delay p99")
-    table = plain_table(None, ("tenant", *heads), left=("tenant",))
+    heads = ["tenant", "request", "limit", "GPU time", f"least {window}", f"most {window}"]
+    paused = any(row["wait_ms_p50"] is not None for row in answer["tenants"])
+    table = plain_table(None, heads + (["burst delay p50", "delay p99"] if paused else []), left=("tenant",))
     for row in answer["tenants"]:
         cells = [row["name"], *(f"{row[x]:.0%}" for x in ("request", "limit"))]
         cells += [f"{row[x]:.1%}" for x in ("work_share", "least", "most")]
-        cells += ["" if row[x] is None else f"{row[x]:.2f} ms" for x in ("wait_ms_p50", "wait_ms_p99")]
+        if paused:
+            cells += ["" if row[x] is None else f"{row[x]:.2f} ms" for x in ("wait_ms_p50", "wait_ms_p99")]
         table.add_row(*cells)
     print_whole(table)
     console = Console()
