@@ -34,7 +34,7 @@ GPUS = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
 if GPUS == "soft":
     del os.environ["CUDA_VISIBLE_DEVICES"]
 PROGRAMS = str(HERE / "programs.py")
-TURNS = {"quota": 0.1, "min_quota": 0.02, "max_quota": 0.1}
+TURNS = {"quota": "100ms", "min_quota": "20ms", "max_quota": "100ms"}
 SCENARIOS = {
     "limit 50 %": ([0.0], [0.5]),
     "limit 25 %": ([0.0], [0.25]),

@@ -257,7 +257,7 @@ def shares_on_one_gpu(folder: Path) -> dict[str, Any]:
         if scheme == "mps" and SMALL:
             continue
         jobs = {name: Job(folder / f"{scheme}-{name}", kind, 100_000) for name, kind in kinds.items()}
-        with Bench(GPUS, {"quota": 0.1, "min_quota": 0.02, "max_quota": 0.1}) as bench:
+        with Bench(GPUS, {"quota": "100ms", "min_quota": "20ms", "max_quota": "100ms"}) as bench:
             try:
                 for name, job in jobs.items():
                     request, limit = shares[name]

@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).with_name("swap_program.py")
 MIB = 1 << 20
 CONTEXT = 256 * MIB  # memory of one CUDA context on the software GPU
 # moving memory may take up to half of the time, so that turns stay short
-SETTINGS = {"quota": 0.05, "min_quota": 0.02, "max_quota": 0.05, "most_moving": 0.5}
+SETTINGS = {"quota": "50ms", "min_quota": "20ms", "max_quota": "50ms", "most_moving": 0.5}
 SETTINGS |= {"context_reserve": CONTEXT, "swap_memory": 2048 * MIB}
 
 

@@ -88,6 +88,14 @@ def test_yaml(tmp_path: Path) -> None:
         ("tenants: [1]", "field tenants[0]: 1 is not a set of keys and values"),
         ("tenants: [{name: a, best_effort: 1}]", "tenants[0].best_effort: 1 is not true or false"),
         ("colocation: {overlap: 200%}", "field colocation.overlap: '200%' is over 100%"),
+        ("quota: 100", "field quota: '100' has no unit; write 100ms or 100s"),
+        ("reconnect: '1.5'", "field reconnect: '1.5' has no unit; write 1.5ms or 1.5s"),
+        ("tenants: [{name: a, mechanism: foo}]", "tenants[0].mechanism: unknown mechanism 'foo'; known: auto, time"),
+        ("tenants: [{name: a, mechanism: [mps]}]", "unknown mechanism"),
+        (
+            "tenants: [{name: a, class: best-effort}]",
+            "unknown setting 'class'; write latency_sensitive: true or best_effort: true",
+        ),
         ("quota_ns: 5", "unknown setting 'quota_ns'; did you mean quota?"),
         ("quota: 5ms\nfail: open\nquota: 6ms", "agent.yaml, line 3, field quota: quota is already given on line 1"),
     ],
@@ -232,6 +240,47 @@ def test_an_agent_starts_with_what_fits_and_names_the_rest(short_folder: Path) -
         declare(short_folder, tenants.replace("60%", "45%"))
         wait_for(lambda: agent.call("status")["config_fault"] == "", what="the mended file is in force")
         assert agent.tenant("b")["request"] == 0.45
+    finally:
+        agent.close()
+
+
+def test_a_file_that_is_gone_is_reported_until_it_is_back(short_folder: Path) -> None:
+    agent = AgentProcess(short_folder, config=declare(short_folder, "tenants: [{name: a, request: 60%}]\n"))
+    file, away = Path(agent.arguments[1]), short_folder / "away.yaml"
+    try:
+        file.rename(away)
+        fault = wait_for(lambda: agent.call("status")["config_fault"], what="the file is missed")
+        assert fault == f"{file}: the file is gone; its settings stay in force until the agent ends"
+        assert agent.tenant("a")["request"] == 0.6
+        assert agent.said().count("the file is gone") == 1
+        away.rename(file)
+        wait_for(lambda: not agent.call("status")["config_fault"], what="the same file is in force again")
+    finally:
+        agent.close()
+
+
+def test_a_refused_file_is_said_to_be_refused_as_a_whole(short_folder: Path) -> None:
+    agent = AgentProcess(short_folder, config=declare(short_folder, "tenants: [{name: a, request: 60%}]\n"))
+    try:
+        declare(short_folder, "tenants: [{name: a, request: 50%}, {name: b, limit: 300%}]\n")
+        fault = wait_for(lambda: agent.call("status")["config_fault"])
+        assert fault.endswith("over 100%; the whole file was refused, and the previous settings stay in force")
+        assert fault in agent.said()
+        assert agent.tenant("a")["request"] == 0.6
+    finally:
+        agent.close()
+
+
+def test_a_declared_tenant_without_programs_may_change_its_mechanism_at_a_restart(short_folder: Path) -> None:
+    """Its programs have ended before, so nothing has to be waited for."""
+    text = "tenants: [{name: a, mechanism: time, request: 30%}]\n"
+    agent = AgentProcess(short_folder, config=declare(short_folder, text))
+    try:
+        agent.close()
+        declare(short_folder, text.replace("time", "mps"))
+        agent.start()
+        assert agent.call("status")["config_fault"] == ""
+        assert agent.tenant("a")["mechanism"] == "mps"
     finally:
         agent.close()
 

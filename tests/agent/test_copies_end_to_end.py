@@ -200,7 +200,7 @@ def test_one_that_dies_or_stands_still_holds_nobody_up(number: signal.Signals) -
 
 def test_an_agent_that_is_killed_and_comes_back() -> None:
     """Meanwhile the processes go on taking turns among themselves; afterwards on the new agent's page."""
-    with Bench("soft", settings() | {"fail": "open", "reconnect": 0.02}) as bench:
+    with Bench("soft", settings() | {"fail": "open", "reconnect": "20ms"}) as bench:
         pair = [copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))]
         wait_for(lambda: all(saved(bench.folder, name).get("processes") for name in ("one", "three")))
         assert bench.agent is not None

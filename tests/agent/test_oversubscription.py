@@ -126,7 +126,7 @@ def test_killed_in_the_middle_of_a_move(node: Callable[..., Node], dies: str) ->
 def test_a_stopped_victim_does_not_stop_the_gpu_for_ever(node: Callable[..., Node]) -> None:
     """A process that does not answer keeps its memory: who needs it gets an error and is told why; once it goes on,
     its memory moves again."""
-    here = node(2 * CONTEXT + 320 * MIB, stuck_after=1.0)
+    here = node(2 * CONTEXT + 320 * MIB, stuck_after="1s")
     one, two = (here.program(name) for name in ("a", "b"))
     assert one.ask("take(200)") == "0"
     assert two.ask("take(96)") == "0"

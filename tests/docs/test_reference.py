@@ -20,8 +20,10 @@ from cotenant.observability.metrics import every
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {
-    "agent": "gpus: soft\nquota: 100ms\ncolocation: tidal\ncopies: {period_bytes: 8MiB}\n"
-    "tenants: [{name: a, request: 10%..50%, limit: 0.5, memory: {bytes: 8GiB, enforce: driver}, gpus: [0]}]",
+    "agent": "gpus: soft\nquota: 100ms\nidle_credit: 0\ncopies: {period_bytes: 8MiB}\n"
+    "colocation: {scheme: tidal, duty_cycle: 100%, clock: 0.92, run_ahead: never}\n"
+    "tenants: [{name: a, request: 10%..50%, limit: 0.5, memory: {bytes: 8GiB, enforce: driver}, gpus: [0]},"
+    " {name: b, user: alice, mechanism: mps, work_class: compute}]",
     "services": "gpus: {count: 2, model: RTX2080Ti}\nlisten: {max_body: 64MiB, drain: 30s}\nreplan: {period: 20s}\n"
     "partitions: [20%, 0.5]\nservices: [{name: a, rate_rps: 60, slo_ms: 108, class: best-effort, memory: 8GiB}]\n"
     "applications: [{name: t, graph: traffic, rate_rps: 5, slo_ms: 600}]",
@@ -106,6 +108,21 @@ def test_a_schema_is_valid_describes_every_setting_and_takes_an_example(name: st
     Draft202012Validator.check_schema(schema)
     assert described(schema) == []
     Draft202012Validator(schema).validate(yaml.safe_load(EXAMPLES[name]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "quota: 100",
+        "colocation: {scheme: tidall}",
+        "colocation: {duty: 50%}",
+        "discipline: fair",
+        "tenants: [{name: a, mechanism: foo}]",
+        "tenants: [{name: a, oversubscribe: yes}]",
+    ],
+)
+def test_the_agents_schema_refuses_what_the_agent_refuses(text: str) -> None:
+    assert not Draft202012Validator(file_formats.schema("agent")).is_valid(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize("name", file_formats.names())

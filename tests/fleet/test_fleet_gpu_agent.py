@@ -33,7 +33,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="cot"))  # the path of a socket must be short
     for name, value in (("STATE", str(folder / "softgpu")), ("MEMORY", str(2 << 30)), ("COUNT", "1")):
         monkeypatch.setenv(f"COTENANT_SOFTGPU_{name}", value)
-    settings = {"quota": 0.05, "min_quota": 0.02, "max_quota": 0.05, "context_reserve": "256MiB"}
+    settings = {"quota": "50ms", "min_quota": "20ms", "max_quota": "50ms", "context_reserve": "256MiB"}
     (folder / "agent.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "cotenant.agent", "--dir", str(folder), "--gpus", "soft"]
     with open(folder / "agent.log", "wb") as log:

@@ -28,7 +28,7 @@ def test_three_jobs_are_measured_predicted_and_repartitioned(tmp_path: Path, mon
     jobs = {"first": (5000, 1300, 0.0), "second": (2000, 1800, 1.0), "third": (8000, 450, 8.0)}
     planner = MisoPlanner(mechanism="time", measure_s=0.5, restart_s=0.3)
     layouts = set()
-    with Bench("soft", {"quota": 0.05, "min_quota": 0.01, "max_quota": 0.05}) as bench:
+    with Bench("soft", {"quota": "50ms", "min_quota": "10ms", "max_quota": "50ms"}) as bench:
         monkeypatch.setenv("COTENANT_SOFTGPU_STATE", bench.environment["COTENANT_SOFTGPU_STATE"])
         options = FleetOptions(
             folder=tmp_path / "fleet", gpu="agent", agents=(str(bench.folder),), lease_s=0.5, planner=planner,

@@ -39,6 +39,18 @@ def test_state_and_metrics_tell_the_same(live_agent: Callable[..., Any]) -> None
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == {m.name for m in AGENT}
 
 
+def test_a_restart_decides_nothing_about_tenants_that_stay_as_they_are(live_agent: Callable[..., Any]) -> None:
+    agent = live_agent(tenants=TENANTS)
+    agent.close()
+    again = type(agent)(agent.folder, {"tenants": TENANTS})
+    try:
+        texts = [row["text"] for row in json.loads(again.get("/state.json"))["decisions"]]
+    finally:
+        again.close()
+    assert any(text.startswith("notebooks admitted") for text in texts)
+    assert not [text for text in texts if "changed" in text]
+
+
 def test_a_change_is_in_the_feed(live_agent: Callable[..., Any]) -> None:
     agent = live_agent(tenants=TENANTS)
     with urllib.request.urlopen(agent.url + "/events", timeout=60) as events:

@@ -71,7 +71,6 @@ from cotenant.devices.registry import device_of, discover, within
 from cotenant.policy.shares import QuotaSettings
 
 LOG = logging.getLogger(__name__)
-WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
 AGENT_NICE = -10
 NOT_SLICED = "tenants of GPU %s take turns that the agent grants, instead of hardware time slices: %s"
@@ -181,7 +180,7 @@ class Agent:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
         tasks = [asyncio.create_task(lasting(work)) for work in self._background()]
         if self._file is not None:
-            tasks.append(asyncio.create_task(self._watch(self._file)))
+            tasks.append(asyncio.create_task(self.reconfigure.follow(self._file)))
         ready()
         await self._stop.wait()
         for task in tasks:
@@ -350,16 +349,6 @@ class Agent:
         return jobs, unseen, proof, *checks, *watches
 
     # -- while it runs ---------------------------------------------------------------------------------------------
-
-    async def _watch(self, watch: FileWatch) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            if watch.changed():
-                try:
-                    await self.reconfigure.reload()
-                except Exception as error:  # must not end this loop, since a later version of the file may be valid
-                    self.in_force.fault = f"{watch.path}: cannot be used: {error!r}"
-                    LOG.exception("the new configuration was rejected")
 
     def _not_sliced(self, uuid: str, why: str) -> None:
         """Let a GPU's tenants take turns from now on, because the driver rejects control of its time slices."""

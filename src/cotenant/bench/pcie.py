@@ -87,7 +87,7 @@ def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None) -
         copies["chunk_bytes"] = chunk_bytes or SOFT_CHUNK
     if period_bytes or simulated:
         copies["period_bytes"] = period_bytes or 4 * (chunk_bytes or SOFT_CHUNK)
-    return {"copies": copies or {}, "quota": 0.25, "min_quota": 0.1, "max_quota": 1.0}
+    return {"copies": copies or {}, "quota": "250ms", "min_quota": "100ms", "max_quota": "1s"}
 
 
 def together(workloads: Sequence[Program], seconds: float) -> list[float]:

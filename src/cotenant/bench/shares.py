@@ -57,13 +57,13 @@ def measure(
         for index, (request, limit) in enumerate(zip(requests, limits, strict=True))
     ]
     settings: dict[str, Any] = {
-        "quota": quota_ms / 1e3,
-        "min_quota": min(quota_ms, 20.0) / 1e3,
-        "max_quota": quota_ms / 1e3,
+        "quota": f"{quota_ms}ms",
+        "min_quota": f"{min(quota_ms, 20.0)}ms",
+        "max_quota": f"{quota_ms}ms",
         "discipline": discipline,
     }
     if work_in_flight_ms is not None:
-        settings["work_in_flight"] = work_in_flight_ms / 1e3
+        settings["work_in_flight"] = f"{work_in_flight_ms}ms"
     with Bench(gpus, settings, kernel_ns=round(kernel_ms * 1e6)) as bench:
         native = bench.native("busy")
         native.wait_ready()

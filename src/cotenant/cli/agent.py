@@ -9,7 +9,7 @@ import typer
 
 from cotenant.cli.shared_options import LogFormat, LogLevel
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_memory_or_zero, parse_seconds
+from cotenant.core.units import parse_memory_or_zero, parse_time
 
 app = typer.Typer(add_completion=False)
 
@@ -164,7 +164,7 @@ def _quota(config: Text, discipline: Text, **times: Text) -> Any:
     from cotenant.agent.config.schema import load
 
     given = {
-        f"{name}_ns": round(parse_seconds(value, f"--{name.replace('_', '-')}") * 1e9)
+        f"{name}_ns": round(parse_time(value, f"--{name.replace('_', '-')}") * 1e9)
         for name, value in times.items()
         if value is not None
     }

@@ -47,7 +47,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
 
     console = Console(soft_wrap=to_file())  # a sentence in a file or pipe stays one line
     if answer["agent"]["config_fault"]:
-        console.print(f"[red]the configuration is not in force in full: {answer['agent']['config_fault']}[/red]")
+        console.print(f"[red]configuration: {answer['agent']['config_fault']}[/red]")
     for other in answer["agent"].get("other_agents", ()):
         console.print(f"[red]another agent[/red]: {escape(other['text'])}", highlight=False, soft_wrap=True)
     _print_parked(console, answer)

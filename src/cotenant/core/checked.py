@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -30,6 +30,7 @@ from cotenant.core.units import (
     parse_memory,
     parse_memory_or_zero,
     parse_seconds,
+    parse_time,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -50,11 +51,14 @@ def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
 
 # JSON schemas of quantities in a configuration file, by which editors check and complete the file
 TIME = WithJsonSchema({"type": ["number", "string"], "title": "time", "examples": ["2h", "500ms", "10s"]})
+TIME_WITH_UNIT = WithJsonSchema(
+    {"type": ["string", "integer"], "maximum": 0, "title": "time", "examples": ["500ms", "10s"]}
+)  # the only number without a unit is 0
 SIZE = WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["256MiB", "62.5GB", "8GiB"]})
 PART = WithJsonSchema({"type": ["number", "string"], "title": "part", "examples": [0.3, "30%"]})
 
 Seconds = Annotated[float, parsed(parse_seconds), TIME]
-Nanoseconds = Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e9)), TIME]
+Nanoseconds = Annotated[int, parsed(lambda value: round(parse_time(value) * 1e9)), TIME_WITH_UNIT]
 Bytes = Annotated[int, parsed(parse_bytes), SIZE]
 Memory = Annotated[int, parsed(parse_memory), SIZE]
 MemoryOrZero = Annotated[int, parsed(parse_memory_or_zero), SIZE]
@@ -76,8 +80,9 @@ class Numbers(BaseModel):
 
 class Strict(Numbers):
     """Base of the models of configuration files. Unknown keys are refused with a list of the known ones. The string
-    below a field is its description."""
+    below a field is its description. `elsewhere` has a hint for each unknown key that stands for known ones."""
 
+    elsewhere: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
     @model_validator(mode="before")
@@ -86,7 +91,8 @@ class Strict(Numbers):
         known = [field.alias or name for name, field in cls.model_fields.items()]
         for key in data if isinstance(data, Mapping) else ():
             if key not in known:
-                hint = f"; {nearest(str(key), known) or 'known: ' + ', '.join(known)}"
+                near = cls.elsewhere.get(str(key)) or nearest(str(key), known)
+                hint = f"; {near or 'known: ' + ', '.join(known)}"
                 raise PydanticCustomError("unknown", "unknown setting {key}{hint}", {"key": repr(key), "hint": hint})
         return data
 

@@ -106,6 +106,15 @@ def parse_seconds(text: str | float, field: str | None = None) -> float:
     return _finite(number * _SECONDS[unit] if unit else number, text, field)
 
 
+def parse_time(text: str | float, field: str | None = None) -> float:
+    """Return the seconds that a text with a unit states, where a plain number could mean milliseconds as well as
+    seconds: "100ms", "5s", or 0. Raises InputError for another plain number."""
+    number, unit = _split(text, field, "100ms or 5s")
+    if number and not unit:
+        raise InputError(f"'{text}' has no unit; write {number:g}ms or {number:g}s", field=field)
+    return parse_seconds(text, field)
+
+
 def parse_fraction(text: str | float, field: str | None = None, *, most: float = 1.0) -> float:
     """Return the fraction that a text states: "30%" or 0.3, at most `most`."""
     number, unit = _split(text, field, "30% or 0.3")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import pwd
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictBool, TypeAdapter, WithJsonSchema
+from pydantic import Field, StrictBool, WithJsonSchema
 
 from cotenant.agent.config.choices import one_or_range, split_ranges
 from cotenant.agent.config.colocation import known_kernels, parse_colocation, whole
 from cotenant.agent.config.copies import parse_copies
 from cotenant.agent.config.files import (
+    OVERSUBSCRIBE,
     AgentConfig,
     TenantSpec,
     check_name,
@@ -29,14 +30,16 @@ from cotenant.agent.config.files import (
 )
 from cotenant.agent.config.swap import parse_moving, parse_piece
 from cotenant.agent.mechanisms import registry as mechanisms
-from cotenant.core.checked import PART, SIZE, TIME, Memory, MemoryOrZero, Nanoseconds, Strict, check, parsed
+from cotenant.agent.mechanisms.base import Use
+from cotenant.core.checked import PART, SIZE, TIME_WITH_UNIT, Memory, MemoryOrZero, Nanoseconds, Strict, check, parsed
 from cotenant.core.errors import InputError
 from cotenant.core.strength import Strength, strength_named
-from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
+from cotenant.core.units import parse_fraction, parse_memory, parse_time
 from cotenant.core.yamlfile import parse_yaml
-from cotenant.policy.colocation import SCHEMES, ColocationSettings
+from cotenant.policy.colocation import RUN_AHEAD, SCHEMES, ColocationSettings
 from cotenant.policy.copies import CopySettings
 from cotenant.policy.shares import DISCIPLINES, QuotaSettings
+from cotenant.profiles.kernels.profile import CLASS_NAMES
 
 # the JSON schemas of values that may be written as a range, such as 10%..50%, from which a launcher chooses
 A_SHARE = WithJsonSchema({"type": ["number", "string"], "title": "share", "examples": ["30%", "10%..50%"]})
@@ -55,8 +58,24 @@ A_LIMIT = WithJsonSchema(
     }
 )
 SOME_GPUS = WithJsonSchema({"type": ["string", "integer", "array"], "items": {"type": ["string", "integer"]}})
+A_USER = WithJsonSchema({"type": ["string", "integer"]})
+A_SCHEME = {"enum": [scheme.name for scheme in SCHEMES]}
 SCHEME_OR_SETTINGS = WithJsonSchema(
-    {"anyOf": [{"enum": [scheme.name for scheme in SCHEMES]}, TypeAdapter(ColocationSettings).json_schema()]}
+    {
+        "anyOf": [
+            A_SCHEME,
+            {
+                "type": "object",
+                "description": ColocationSettings.__doc__,
+                "additionalProperties": False,
+                "properties": {
+                    each.name: {"scheme": A_SCHEME, "run_ahead": {"enum": [*RUN_AHEAD]}}.get(each.name)
+                    or (PART.json_schema if each.type == "float" else {"type": "integer"})
+                    for each in dataclasses.fields(ColocationSettings)
+                },
+            },
+        ]
+    }
 )
 ON_OR_SIZES = WithJsonSchema(
     {
@@ -66,8 +85,16 @@ ON_OR_SIZES = WithJsonSchema(
         ]
     }
 )
+
+
+def one_of(names: Collection[str]) -> WithJsonSchema:
+    """The JSON schema of a setting that has one of these names."""
+    return WithJsonSchema({"type": "string", "enum": [*names]})
+
+
 Share = Annotated[float | tuple[float, float], parsed(one_or_range(parse_fraction)), A_SHARE]
 Size = Annotated[int | tuple[int, int], parsed(one_or_range(parse_memory)), A_SIZE]
+MECHANISMS = (mechanisms.AUTO, *mechanisms.names(Use.TENANT))
 UNSET: Any = None  # stands for a setting that was not given; its default is in TenantSpec, AgentConfig or QuotaSettings
 
 
@@ -102,6 +129,12 @@ def _discipline(name: Any) -> Any:
     return name
 
 
+def _mechanism(name: Any) -> Any:
+    if name not in MECHANISMS:
+        raise InputError(f"unknown mechanism {str(name)[:40]!r}; known: {', '.join(MECHANISMS)}")
+    return name
+
+
 class MemoryLimit(Strict):
     """A memory limit with a demanded enforcement: `memory: {bytes: 8GiB, enforce: driver}`."""
 
@@ -122,6 +155,10 @@ def _memory(given: Any) -> Any:
 class TenantEntry(Strict):
     """An entry of the setting `tenants`. Missing fields have the defaults of TenantSpec."""
 
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "class": "write latency_sensitive: true or best_effort: true",
+    }
+
     name: Annotated[str, parsed(check_name)]
     """The tenant's name: 1 to 63 letters, digits and . _ / -"""
     request: Share = 0.0
@@ -138,14 +175,14 @@ class TenantEntry(Strict):
     """Weight in the discipline `weighted-round-robin` and under MPS; by default the request."""
     gpus: Annotated[tuple[str, ...], parsed(_gpus), SOME_GPUS] = ()
     """Indices or UUIDs of the tenant's GPUs; by default the agent chooses one."""
-    mechanism: str = mechanisms.AUTO
+    mechanism: Annotated[str, parsed(_mechanism), one_of(MECHANISMS)] = mechanisms.AUTO
     """How the share is enforced. auto: by hardware time slices (`slices`) if the GPU offers them and the tenant does
     not oversubscribe, otherwise by turns that the agent grants (`time`)."""
-    uid: Annotated[int, parsed(_user)] = Field(default=UNSET, alias="user")
+    uid: Annotated[int, parsed(_user), A_USER] = Field(default=UNSET, alias="user")
     """User who may run the tenant; by default the agent's user."""
     best_effort: StrictBool = False
     """Hold the tenant's work back while latency-sensitive tenants of its GPU have work."""
-    work_class: str | None = None
+    work_class: Annotated[str | None, one_of(CLASS_NAMES[1:])] = None
     """Resource that limits the tenant's kernels, for the scheme orion: memory, compute, unknown."""
     work_sms: int = 0
     """Number of SMs that the tenant's kernels fill; 0: not known."""
@@ -157,7 +194,7 @@ class TenantEntry(Strict):
     """Weight of the tenant's copies over the PCIe link."""
     latency_sensitive: StrictBool = False
     """Best-effort tenants are held back while this tenant has work on their GPU, and this tenant's copies go first."""
-    oversubscribe: str = "none"
+    oversubscribe: Annotated[str, one_of(OVERSUBSCRIBE)] = "none"
     """How the tenant's memory is moved to the host to make space for others. none: not at all; swap: its processes copy
     their allocations; managed: the allocations are managed memory, which the driver moves; park: the driver checkpoints
     its processes."""
@@ -170,7 +207,7 @@ class AgentFile(Strict):
     """GPUs of the agent: `soft` (the software GPU), `all`, or indices or UUIDs."""
     fail: Literal["open", "closed"] = "closed"
     """What tenants do without the agent: wait (closed), or continue without limits (open)."""
-    discipline: Annotated[str, parsed(_discipline)] = "request-limit"
+    discipline: Annotated[str, parsed(_discipline), one_of([each.name for each in DISCIPLINES])] = "request-limit"
     """Rule by which tenants get turns (time slices that the agent grants) under the mechanism `time`."""
     quota_ns: Nanoseconds = Field(default=UNSET, alias="quota")
     """Length of a tenant's turn until the length of the tenant's bursts of work is known."""
@@ -194,7 +231,7 @@ class AgentFile(Strict):
     """Time without a launch after which a tenant returns its turn."""
     inflight_ns: Nanoseconds = Field(default=UNSET, alias="work_in_flight")
     """Largest amount of launched but unfinished work of a tenant, in GPU time."""
-    reconnect_ms: Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e3)), TIME] = Field(
+    reconnect_ms: Annotated[int, parsed(lambda value: round(parse_time(value) * 1e3)), TIME_WITH_UNIT] = Field(
         default=UNSET, alias="reconnect"
     )
     """Interval at which a tenant tries to reconnect to the agent."""

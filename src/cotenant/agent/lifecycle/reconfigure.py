@@ -12,6 +12,7 @@ from pathlib import Path
 from cotenant.abi.protocol import MessageType
 from cotenant.agent.config.by_hand import kept_by_hand
 from cotenant.agent.config.choices import keep_choice
+from cotenant.agent.config.file_watch import FileWatch
 from cotenant.agent.config.files import AgentConfig, InForce, TenantSpec
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
@@ -24,6 +25,8 @@ from cotenant.agent.turns.broker import Broker
 from cotenant.core.errors import InputError, WorkError
 
 LOG = logging.getLogger(__name__)
+
+WATCH_S = 0.25
 
 
 class Reconfigure:
@@ -77,7 +80,7 @@ class Reconfigure:
             spec = dataclasses.replace(spec, mechanism=tenant.spec.mechanism)
         if spec.choices is not None and not self._lives.idle(tenant):
             spec = keep_choice(spec, tenant.spec)
-        if tenant.spec == spec:
+        if dataclasses.replace(spec, gpus=tenant.spec.gpus) == tenant.spec:
             return
         # a process learns only when it starts whether it waits for turns, and whether it moves its memory
         changed = [each for each in ("mechanism", "oversubscribe") if getattr(spec, each) != getattr(tenant.spec, each)]
@@ -93,6 +96,27 @@ class Reconfigure:
             # GPU
             tenant.warn(f"the tenant is {work_kind(spec)} from its next start on: its running processes stay {before}")
 
+    async def follow(self, watch: FileWatch) -> None:
+        """Apply each new version of the file, and report that the file is gone. Does not return."""
+        gone = False
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if watch.changed():
+                try:
+                    await self.reload()
+                except Exception as error:  # must not end this loop, since a later version of the file may be valid
+                    self._in_force.fault = f"{watch.path}: cannot be used: {error!r}"
+                    LOG.exception("the new configuration was rejected")
+            elif watch.gone and not gone:
+                fault = f"{watch.path}: the file is gone; its settings stay in force until the agent ends"
+                self._in_force.fault = fault
+                LOG.warning(fault)
+            gone = watch.gone
+
+    def _reject(self, why: str) -> None:
+        self._in_force.fault = f"{why}; the whole file was refused, and the previous settings stay in force"
+        LOG.error(f"the new configuration was rejected: {self._in_force.fault}")
+
     async def reload(self) -> None:
         """Apply the config file's new contents, which a thread reads. An invalid file is reported and changes nothing.
         """
@@ -100,8 +124,7 @@ class Reconfigure:
             config = await asyncio.to_thread(self._load)
             self._check_requests(config)
         except (InputError, WorkError) as error:
-            self._in_force.fault = str(error)
-            LOG.error(f"the new configuration was rejected: {error}")
+            self._reject(str(error))
             return
         self._in_force.config = config
         self._floors.configure(config.colocation)
@@ -116,6 +139,8 @@ class Reconfigure:
             if tenant.declared and tenant.name not in listed:
                 tenant.declared, tenant.by_hand = False, {}
                 self._lives.give_up(tenant)
+                if tenant.name in self._registry.tenants:
+                    LOG.warning(f"{tenant.name} is no longer in the file: its programs go on without a request")
         self.admit_declared()
         LOG.info(f"configuration applied: {len(config.tenants) - len(self._in_force.left_out)} tenants")
 

@@ -65,7 +65,7 @@ def take_over(
             lives.set_root(tenant, saved.root)
         elif saved.starting and saved.launcher is not None:
             lives.await_program(tenant, saved.launcher)
-        elif not tenant.declared and saved.owner is None:
+        elif saved.alive and saved.owner is None:
             lives.watch_orphans(tenant, saved.processes)
         # a tenant whose program has ended is removed, unless a process of it reconnects within this time
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
