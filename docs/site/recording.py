@@ -59,6 +59,7 @@ def recorded() -> list[tuple[float, str]]:
         (Path(folder) / "busy.py").write_text(BUSY)
         env = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "COTENANT_DIR": f"{folder}/agent"}
         env |= {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "40"}
+        env["COTENANT_SOFTGPU_STATE"] = f"{folder}/gpu"  # a GPU of its own, which no other agent manages
         running: list[subprocess.Popen[bytes]] = []
         now = 0.0
         for typed, wait_s in SCRIPT:

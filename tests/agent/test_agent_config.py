@@ -271,6 +271,22 @@ def test_a_refused_file_is_said_to_be_refused_as_a_whole(short_folder: Path) -> 
         agent.close()
 
 
+def test_a_gpu_that_the_file_names_wrongly_is_told_of_the_file(tmp_path: Path) -> None:
+    done = cotenant("agent", "--config", write(tmp_path, "gpus: [no-gpu-has-this-name]\n"), "--dir", tmp_path / "agent")
+    assert done.code == 2
+    assert "agent.yaml, field gpus: this machine has no GPU" in done.err
+
+
+def test_settings_that_wait_for_a_restart_are_named(short_folder: Path) -> None:
+    agent = AgentProcess(short_folder, config=declare(short_folder, "gpus: [0]\ntenants: [{name: a}]\n"))
+    try:
+        declare(short_folder, "gpus: [0, 1]\ngpu_memory: 4GiB\ntenants: [{name: a, limit: 50%}]\n")
+        wait_for(lambda: agent.tenant("a")["limit"] == 0.5, what="the new file is in force")
+        assert "the file's new values of these settings hold: gpus, gpu_memory" in agent.said()
+    finally:
+        agent.close()
+
+
 def test_a_declared_tenant_without_programs_may_change_its_mechanism_at_a_restart(short_folder: Path) -> None:
     """Its programs have ended before, so nothing has to be waited for."""
     text = "tenants: [{name: a, mechanism: time, request: 30%}]\n"

@@ -132,7 +132,8 @@ def test_two_agents_on_one_dashboard(live_agent: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["agent", "--gpus", "soft", "--http", "nowhere"], "is not an address HOST:PORT"),
+        (["agent", "--gpus", "soft", "--http", "nowhere"], "is not an address HOST:PORT\n"),
+        (["agent", "--gpus", "soft", "--http", "9400"], "HOST:PORT; write :9400 for this machine only"),
         (["agent", "--gpus", "soft", "--http", ":0", "--http-token", "/does/not/exist"], "cannot be read"),
         (["dashboard", "ftp://a:1"], "is not the address of a live page"),
         (["dashboard", "localhost"], "is not the address of a live page"),

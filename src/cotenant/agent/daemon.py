@@ -64,7 +64,7 @@ from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 from cotenant.agent.turns.trace import TurnTrace
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.core.folders import CONTROL_SOCKET, STATE_FILE
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of, discover, within
@@ -105,7 +105,7 @@ class Agent:
         self._file = FileWatch(configs.config_path(options.source)) if options.source else None
         self.in_force = InForce(self.load_config())
         config = self.in_force.config
-        self.gpus = within(config.gpu_memory_bytes, options.gpus or discover(config.gpus))
+        self.gpus = within(config.gpu_memory_bytes, options.gpus or self._discovered(config.gpus))
         self.mechanisms = mechanisms.make(self.folder, Use.TENANT, self.gpus)
         self.parked = ParkedTable()
         self.host = host_memory(config.swap_memory_bytes, load_swap_budget(self.folder / STATE_FILE))
@@ -130,6 +130,15 @@ class Agent:
 
             config = load(source)
         return configs.with_options(config, **self.options.overrides)
+
+    def _discovered(self, names: tuple[str, ...]) -> tuple[Gpu, ...]:
+        """The GPUs of these names. An InputError names what they are from: the option --gpus, or the file."""
+        try:
+            return discover(names)
+        except InputError as error:
+            if self._file is None or self.options.overrides.get("gpus") is not None:
+                raise
+            raise InputError(error.message, file=self._file.path, field="gpus") from None
 
     # -- running ---------------------------------------------------------------------------------------------------
 

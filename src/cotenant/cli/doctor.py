@@ -123,7 +123,8 @@ def _print(report: Report) -> None:
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     by = f"the agent in {report.agent}" if report.agent else "this user, without an agent"
-    console.print(f"found by {by}" + (f"; driver {report.release}" if report.release else ""), style="dim")
+    if report.gpus:
+        console.print(f"found by {by}" + (f"; driver {report.release}" if report.release else ""), style="dim")
     for gpu in report.gpus:
         print_promises(console, gpu, gpu["prospects"], obstacles=True)
     for text in report.problems:

@@ -39,5 +39,7 @@ def preempt(
             print(f"{parked['name']}: parked, {format_bytes(parked['freed_bytes'])} freed")
         print(f"{format_bytes(answer['freed_bytes'])} freed in {answer['seconds']:.2f} s")
     if not answer["enough"]:
-        why = "; ".join(f"{name}: {text}" for name, text in answer["failed"].items())
-        raise WorkError(f"not enough memory could be freed{': ' + why if why else ''}")
+        whys = [f"{name}: {text}" for name, text in answer["failed"].items()]
+        if free_bytes is not None:
+            whys.insert(0, f"{format_bytes(answer['freed_bytes'])} of {format_bytes(free_bytes)}")
+        raise WorkError("; ".join(["not enough memory could be freed", *whys]).replace("; ", ": ", 1))

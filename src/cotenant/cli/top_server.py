@@ -64,6 +64,10 @@ def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         if error.code == 401:
             raise WorkError(f"{base} requires a token: give --token FILE with a valid one") from None
+        if error.code == 404:
+            raise WorkError(
+                f"{base} is no server of cotenant serve (it answered 404); cotenant top without --url shows an agent"
+            ) from None
         raise WorkError(f"{base} answered {error.code}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)

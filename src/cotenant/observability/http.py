@@ -49,7 +49,8 @@ def parse_address(text: str, field: str) -> tuple[str, int]:
     if re.fullmatch(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*", host):
         raise InputError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:9400", field=field)
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or not HOST.fullmatch(host):
-        raise InputError(f"{text!r} is not an address HOST:PORT", field=field)
+        hint = f"; write :{port} for this machine only" if port.isdigit() and not colon else ""
+        raise InputError(f"{text!r} is not an address HOST:PORT{hint}", field=field)
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

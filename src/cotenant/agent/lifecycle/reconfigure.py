@@ -27,6 +27,7 @@ from cotenant.core.errors import InputError, WorkError
 LOG = logging.getLogger(__name__)
 
 WATCH_S = 0.25
+AT_START = ("gpus", "gpu_memory_bytes", "swap_memory_bytes")  # settings that are read only when the agent starts
 
 
 class Reconfigure:
@@ -126,6 +127,9 @@ class Reconfigure:
         except (InputError, WorkError) as error:
             self._reject(str(error))
             return
+        if later := [name for name in AT_START if getattr(config, name) != getattr(self._in_force.config, name)]:
+            names = ", ".join(name.removesuffix("_bytes") for name in later)
+            LOG.warning(f"from the next start of the agent on, the file's new values of these settings hold: {names}")
         self._in_force.config = config
         self._floors.configure(config.colocation)
         self._copies.configure(config.copies)
