@@ -4,7 +4,9 @@ the standard library.
 Each answer names the model of the program and the request's own prompt. `max_tokens` tokens come `gap` seconds apart.
 A prompt of `die` ends the program at once, `die-once` where the named file is not there yet, `die-late` after two
 tokens, `hold` after one token until the client goes, `until` is answered when the named file is there. `--until`: the
-program listens when that file is there. Lines of standard output say what has happened.
+program listens when that file is there. `--each N`: events have N tokens each, and the number of all tokens follows if
+the request asks for it. `--strict`: a request that asks for it is refused. Lines of standard output say what has
+happened.
 """
 
 from __future__ import annotations
@@ -47,8 +49,14 @@ async def answer(given: argparse.Namespace, reader: asyncio.StreamReader, writer
         while prompt.startswith("until ") and not Path(prompt[6:]).exists():
             await asyncio.sleep(0.01)
         count = content.get("max_tokens", 3)
-        if content.get("stream"):
-            await stream(given, reader, writer, prompt, count)
+        usage = content.get("stream_options", {}).get("include_usage") and given.each > 0
+        if given.strict and "stream_options" in content:
+            print("refused", flush=True)
+            text = '{"error": {"message": "unknown field stream_options"}}'
+            head = f"HTTP/1.1 400 Bad\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
+            writer.write((head + text).encode())
+        elif content.get("stream"):
+            await stream(given, reader, writer, prompt, count, usage)
         else:
             await asyncio.sleep(given.gap * count)
             revision = "@main" if given.no_list else ""
@@ -61,8 +69,9 @@ def short(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
 
 
 async def stream(
-    given: argparse.Namespace, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: str, count: int
-) -> None:
+    given: argparse.Namespace, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: str, count: int,
+    usage: bool,
+) -> None:  # fmt: skip
     writer.write(HEAD.format("text/event-stream", "transfer-encoding: chunked").encode())
     try:
         for i in range(count):
@@ -80,6 +89,10 @@ async def stream(
             await asyncio.sleep(given.gap)
             if reader.at_eof() or writer.transport.is_closing():
                 raise ConnectionResetError
+        if usage:
+            report = {"model": given.model, "choices": [], "usage": {"completion_tokens": count * given.each}}
+            event = f"data: {json.dumps(report)}\n\n"
+            writer.write(f"{len(event):x}\r\n{event}\r\n".encode())
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
     except ConnectionError:
         print("client gone", flush=True)
@@ -99,6 +112,8 @@ async def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--gap", type=float, default=0.0)
     parser.add_argument("--until", type=Path)
+    parser.add_argument("--each", type=int, default=0)
+    parser.add_argument("--strict", action="store_true")
     parser.add_argument("--fail")
     parser.add_argument("--status", type=int, help="status with which a GET is answered")
     parser.add_argument("--no-list", action="store_true", help="as transformers serve 5.17 without a cache of models")

@@ -74,6 +74,12 @@ class Door:
         return (self.logs / f"{name}.log").read_text()
 
 
+def events(text: str) -> list[Any]:
+    """The events of a stream, the last one as it is."""
+    found = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
+    return [part if part == "[DONE]" else json.loads(part) for part in found]
+
+
 def chat(name: str, prompt: str = "hello", **more: Any) -> dict[str, Any]:
     """A request."""
     return {"model": name, "messages": [{"role": "user", "content": prompt}]} | more

@@ -18,19 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_door import PATIENCE_S, STANDIN, Door, chat, door, model, until
+from models_door import PATIENCE_S, STANDIN, Door, chat, door, events, model, until
 
 from cotenant.core.errors import InputError
 from cotenant.serving.config.models import parse_models
 from cotenant.serving.config.services import parse_services
 from cotenant.serving.llm.openai import Renamed
 from cotenant.serving.server import Options, build
-
-
-def events(text: str) -> list[Any]:
-    """The events of a stream, the last one as it is."""
-    found = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
-    return [part if part == "[DONE]" else json.loads(part) for part in found]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 from cotenant.serving.llm import tickets
 from cotenant.serving.llm.token_count import MOST_LINE, TokenCount
 from cotenant.serving.llm.upstream import Link, Upstream
+from cotenant.serving.llm.usage import MOST_HELD, Unasked
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
 
@@ -194,6 +195,39 @@ def test_tokens_of_other_forms_of_stream(monkeypatch: pytest.MonkeyPatch) -> Non
     part = b'data: {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}\n\n'
     end = b'data: {"type": "message_delta", "delta": {"stop_reason": "x"}, "usage": {"output_tokens": 3}}\n\n'
     assert streamed(monkeypatch, (101.0, part), (105.0, part), (106.0, end)) == ((1.0, 2.0), ["ok"])
+
+
+REPORT = b'data: {"id": "1", "choices": [], "usage": {"completion_tokens": 9}}'
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r\n"])
+def test_a_report_of_tokens_is_removed_wherever_pieces_cut_the_stream(line: bytes) -> None:
+    kept = [WORD.strip(), b'data: {"choices": [], "usage": null}', b'data: {"choices":[{"text":"\\"choices\\":[]"}]}',
+            b": a comment", b"data: [DONE]"]  # fmt: skip
+    whole, right = (b"".join(event + 2 * line for event in events) for events in ([*kept[:4], REPORT, kept[4]], kept))
+    for first in range(len(whole)):
+        for second in {first, (first + len(whole)) // 2, len(whole)}:
+            stream = Unasked()
+            pieces = [stream.take(part) for part in (whole[:first], whole[first:second], whole[second:])]
+            assert b"".join(pieces) + stream.end() == right
+    stream = Unasked()
+    assert stream.take(whole) == right, "nothing is held back at the end of an event"
+    assert stream.take(REPORT) + stream.end() == REPORT, "an event without an end is no event"
+
+
+def test_events_of_any_size_pass_without_being_held() -> None:
+    stream = Unasked()
+    large = b'data: {"choices": [{"text": "' + b"x" * 200_000 + b'"}]}\n\n'
+    passed = [stream.take(large[at : at + 9999]) for at in range(0, len(large), 9999)]
+    assert sum(map(len, passed[:-1])) >= 180_000 - 2 * MOST_HELD
+    assert b"".join(passed) == large
+    assert stream.take(REPORT + b"\n\n" + WORD) == WORD
+
+
+def test_the_choices_of_one_request_have_their_tokens_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two answers of three tokens each, two seconds apart."""
+    both = b"".join(b'data: {"choices": [{"index": %d, "text": "a"}]}\n\n' % index for index in (0, 1))
+    assert streamed(monkeypatch, (101.0, both), (103.0, both), (105.0, both)) == ((1.0, 2.0), ["ok"])
 
 
 def test_a_line_without_an_end_is_not_kept() -> None:

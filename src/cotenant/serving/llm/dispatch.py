@@ -131,6 +131,10 @@ class Dispatch:
         model.stats.finished(outcome, ticket.times, None if ticket.streamed else now_s - ticket.arrived_s)
         if outcome == "ok":
             model.failures = 0
+            if ticket.estimated and not model.estimated:
+                model.estimated = True
+                text = "its program reports no number of tokens, so its TPOT is the time per event of its streams"
+                self._tell(f"{model.entry.name}: {text}, which may have several tokens")
         if ticket.running:
             self.policy.ended(ticket.model, now_s)
             if model.queue:

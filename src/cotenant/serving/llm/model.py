@@ -15,7 +15,9 @@ from cotenant.serving.llm.tickets import Ticket
 class Model:
     """One language model: its queue of requests, its program, its counters."""
 
-    __slots__ = ("acting", "entry", "failures", "fault", "moves_failed", "program", "queue", "row", "stats")
+    __slots__ = (
+        "acting", "entry", "estimated", "failures", "fault", "moves_failed", "program", "queue", "row", "stats",
+    )  # fmt: skip
 
     def __init__(self, entry: ModelEntry, row: ModelRow) -> None:
         self.entry, self.row = entry, row
@@ -23,6 +25,7 @@ class Model:
         self.program: Program | None = None
         self.stats = ModelStats()
         self.failures = self.moves_failed = 0
+        self.estimated = False  # the number of tokens of some answers was not known
         self.fault = ""  # why the model is unavailable; empty if it is available
         # held by the action in progress: an order about a program that has ended must not reach the program's next run
         self.acting = asyncio.Lock()

@@ -36,6 +36,8 @@ class Program:
         self.upstream = Upstream(port.number)
         self._port = port
         self.served_as = model.known_name or model.name
+        # whether it accepts requests that ask for the number of a stream's tokens; None: not known yet
+        self.reports_tokens: bool | None = None
         self.ended = asyncio.Event()
         self._seen = f"nothing answers on port {port.number}"  # what is known of a program that is not ready
         self._keeper = keeper

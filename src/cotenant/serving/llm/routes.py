@@ -17,6 +17,7 @@ from cotenant.serving.gateway.tokens import Tokens
 from cotenant.serving.llm.dispatch import Dispatch
 from cotenant.serving.llm.openai import OpenAIError, model_object, parse, refuse, request_id_of, unknown_model
 from cotenant.serving.llm.tickets import Ticket
+from cotenant.serving.llm.usage import is_unasked
 
 TEXT = f"content-type: {CONTENT_TYPE}\r\n".encode()
 LOCAL = frozenset({b"/", b"/state.json", b"/events", b"/metrics", b"/cotenant/status"})
@@ -64,7 +65,7 @@ class ModelRoutes:
             if path not in OPEN:
                 self._check(x, x.headers.get(b"authorization") or (token_in(x.url) if path in LOCAL else b""))
             if openai and x.method == b"POST" and not _is_list(path):
-                self._ask(x)
+                self._ask(x, path)
             elif x.method in (b"GET", b"HEAD") or not (openai or path in LOCAL or path in OPEN):
                 self._get(x, path)  # a path that does not exist is not found, whatever the method
             else:
@@ -78,12 +79,13 @@ class ModelRoutes:
         except Refusal as refusal:
             raise OpenAIError(401, refusal.message, "invalid_api_key") from None
 
-    def _ask(self, x: Exchange) -> None:
+    def _ask(self, x: Exchange, path: bytes) -> None:
         content = parse(x)
         name = content["model"]
         if name not in self._dispatch.models:
             raise unknown_model(name, self._dispatch.models)
         ticket = Ticket(x, name, self._dispatch.over, self._dispatch.again)
+        ticket.unasked = is_unasked(path, content)
         try:
             self._dispatch.submit(ticket)
         except OpenAIError as error:

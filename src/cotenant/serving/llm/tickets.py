@@ -22,7 +22,9 @@ from cotenant.serving.llm.openai import (
 from cotenant.serving.llm.program import Program
 from cotenant.serving.llm.token_count import TokenCount
 from cotenant.serving.llm.upstream import Link
+from cotenant.serving.llm.usage import Unasked, asking
 
+OK, REFUSED = 200, (400, 422)
 MOST_TRIES = 2  # a request is tried only this often if programs die while it runs, since it may be the cause
 DEATH_WITHIN_S = 2.0  # a connection may break up to this long before the server notices that the program has ended
 
@@ -34,8 +36,8 @@ class Ticket:
 
     __slots__ = (
         "_again", "_count", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts", "_program",
-        "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "heard_s", "model",
-        "request_id", "streamed", "tries", "x",
+        "_refused", "_removed", "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "heard_s",
+        "model", "request_id", "streamed", "tries", "unasked", "x",
     )  # fmt: skip
 
     def __init__(
@@ -49,11 +51,14 @@ class Ticket:
         self.heard_s = math.inf  # when the program last sent a part of the answer, or got the request
         self.tries = 0
         self.done = self.streamed = False
+        self.unasked = False  # the client did not ask for the number of tokens of the stream that it requests
         self._program: Program | None = None
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
         self._kept = False
         self._renamed: Renamed | None = None
+        self._removed: Unasked | None = None
+        self._refused = False  # the program refused the request, perhaps because it asked for the number of tokens
         self._parts: list[bytes] = []
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
@@ -73,10 +78,13 @@ class Ticket:
         self._program = program
         self.tries += 1
         self.began_s = self.heard_s = time.monotonic()
-        body, self._renamed = self.body, None
+        body, self._renamed, self._removed = self.body, None, None
         if program.served_as != self.model:
             body = orjson.dumps(orjson.loads(body) | {"model": program.served_as})
             self._renamed = Renamed(program.served_as, self.model)
+        if self.unasked and not self._refused and program.reports_tokens is not False:
+            body = orjson.dumps(asking(orjson.loads(body)))
+            self._removed = Unasked()
         self._parts.clear()
         upstream = program.upstream
         upstream.ask(request_bytes(self.x, upstream.host, self.request_id, body), self, self._begun, fresh=fresh)
@@ -108,6 +116,8 @@ class Ticket:
         buffered until it is complete, so that the request can be sent again if the program fails before.
         """
         self._status, self._headers = status, headers
+        if status == OK and self._program is not None and (self._removed is not None or self._refused):
+            self._program.reports_tokens = not self._refused
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         if kind.startswith(b"text/event-stream"):
             queued_s = (self.began_s or self.arrived_s) - self.arrived_s
@@ -123,6 +133,8 @@ class Ticket:
         if self._count.take(data):
             self._first_s = self._first_s or now_s
             self._last_s = now_s
+        if self._removed is not None:
+            data = self._removed.take(data)
         if self._renamed is not None:
             data = self._renamed.take(data)
         if data:
@@ -132,8 +144,19 @@ class Ticket:
         if self.done:
             return
         self._link = None
+        if self._removed is not None and self._status in REFUSED and not self.streamed:
+            program = self._program
+            assert program is not None
+            if program.reports_tokens is None:
+                self._refused = True
+                self.tries -= 1
+                self.send(program)
+                return
         if self.streamed:
-            if self._renamed is not None and (rest := self._renamed.end()):
+            rest = b"" if self._removed is None else self._removed.end()
+            if self._renamed is not None:
+                rest = self._renamed.take(rest) + self._renamed.end()
+            if rest:
                 self.x.send(rest)
             self.x.end()
         else:
@@ -193,12 +216,17 @@ class Ticket:
         self._over(self, outcome)
 
     @property
+    def estimated(self) -> bool:
+        """Whether the tokens of a streamed answer are not known, since the program has reported no number of them."""
+        return bool(self._first_s) and not self._count.reported
+
+    @property
     def times(self) -> tuple[float, float | None] | None:
         """Times of a streamed answer in seconds: from the request's arrival to the first token, and the mean time
-        between tokens (None if there was only one). The whole is None if there was no token."""
+        between tokens of one choice (None if there was only one). The whole is None if there was no token."""
         if not self._first_s:
             return None
-        tokens = self._count.tokens
+        tokens = self._count.tokens / self._count.choices
         between = (self._last_s - self._first_s) / (tokens - 1) if tokens > 1 else None
         return self._first_s - self.arrived_s, between
 

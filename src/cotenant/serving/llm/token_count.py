@@ -11,15 +11,17 @@ MOST_LINE = 1 << 20  # bytes; a longer line of a stream is skipped
 
 class TokenCount:
     """Counts the events of a stream that carry a part of the answer, and reads the number of tokens that the engine
-    reports. Events with the role, the reason of the end or the usage only carry no part of the answer.
+    reports. Events with the role, the reason of the end or the usage only carry no part of the answer. An event may
+    have several tokens, so without a report their number is too small.
     """
 
-    __slots__ = ("_reported", "_rest", "_skips", "events", "faulty")
+    __slots__ = ("_rest", "_skips", "choices", "events", "faulty", "reported")
 
     def __init__(self) -> None:
         self.events = 0
         self.faulty = False  # the program reports an error in the stream
-        self._reported = 0
+        self.reported = 0  # the tokens of all choices, as the engine reports them; 0: it has not
+        self.choices = 1  # number of answers in the stream, for requests with n
         self._rest = b""
         self._skips = False  # the present line is over the limit
 
@@ -27,7 +29,7 @@ class TokenCount:
     def tokens(self) -> int:
         """Tokens of the answer so far: as many as the engine reports, otherwise one for each event with a part of the
         answer."""
-        return self._reported or self.events
+        return self.reported or self.events
 
     def take(self, data: bytes) -> bool:
         """Process bytes as they came, which may cut events; returns whether they complete events with a part of the
@@ -56,13 +58,16 @@ class TokenCount:
             self.faulty = True
         if _is_part(content):
             self.events += 1
+            for choice in content.get("choices") or ():
+                if isinstance(choice, dict) and isinstance(index := choice.get("index"), int):
+                    self.choices = max(self.choices, index + 1)
         usage = content.get("usage")
         if usage is None and isinstance(response := content.get("response"), dict):
             usage = response.get("usage")  # the last event of /v1/responses
         if isinstance(usage, dict):
             count = usage.get("completion_tokens") or usage.get("output_tokens")
             if isinstance(count, int):
-                self._reported = count
+                self.reported = count
 
 
 def _is_part(content: dict[str, Any]) -> bool:
