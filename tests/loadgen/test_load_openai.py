@@ -132,6 +132,28 @@ def test_what_is_no_answer_fails_with_its_reason() -> None:
     assert grouped(found.reasons)[f"{reasons[0]} (the first of them)"] == 2
 
 
+def test_tokens_of_an_answer_without_their_number_are_those_of_the_limit_or_its_events() -> None:
+    """Answers of 1 to 4 tokens in one event each. The second is cut by max_tokens, the third ends by itself, and the
+    number of tokens comes with the fourth only."""
+
+    def answer(number: int, body: dict[str, object]) -> tuple[int, bytes]:
+        whole = chunks("chat", prompt_of(body), int(str(body["max_tokens"])))
+        text, usage, done = whole.split(b"\n\n")[:3]
+        end = {1: b"length"}.get(number, b"stop")
+        text = text.replace(b'"finish_reason": null', b'"finish_reason": "%b"' % end)
+        return 200, b"\n\n".join([text, usage, done] if number == 3 else [text, done]) + b"\n\n"
+
+    with canned(answer) as port:
+        found = load(port, 4, connections=1)
+    assert found.reasons == {}
+    assert found.times.output.tolist() == [1, 2, 1, 4]
+    assert (found.uncounted, found.summary()["uncounted"]) == (2, 2)
+    with canned(answer) as port:
+        words = ("--model", "chat", "--rate", 20, "--arrivals", "constant", "--output", 5, "--duration", "100ms")
+        done = cotenant("load", "--openai", f"http://127.0.0.1:{port}", *words)
+    assert "note: 1 answer came without a number of tokens, so events were counted, which may have several" in done.err
+
+
 def test_wrong_answers_are_one_reason() -> None:
     given = {"status 429: x": 1, "a wrong answer: token 0": 2, "a wrong answer: token 1": 3}
     assert grouped(given) == {"a wrong answer: token 0 (the first of them)": 5, "status 429: x": 1}

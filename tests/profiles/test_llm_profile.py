@@ -272,8 +272,9 @@ def test_a_prompt_delays_the_tokens_of_a_request_that_decodes(steps: tuple[float
 class VirtualRun(llm_profiling._Run):
     """Measures an engine in virtual time, whose requests spend no time outside of steps."""
 
-    def __init__(self, work: Profiling, profile: LlmProfile) -> None:
+    def __init__(self, work: Profiling, profile: LlmProfile, each: int = 1) -> None:
         super().__init__(work)
+        self._each = each  # tokens of each event after the first
         self._profile = profile
         self.most_at_once = 0
 
@@ -294,7 +295,10 @@ class VirtualRun(llm_profiling._Run):
             for token in engine.end():
                 stamps[token.id].append(now_s)
         first_s, last_s = (np.array([row[at] for row in stamps.values()]) for at in (0, -1))
-        times = SimpleNamespace(prompt=np.array(prompts), first_s=first_s, last_s=last_s)
+        times = SimpleNamespace(
+            prompt=np.array(prompts), output=np.array(outputs), first_s=first_s, last_s=last_s
+        )  # fmt: skip
+        stamps = {n: [*row[:1], *row[1:][self._each - 1 :: self._each]] for n, row in stamps.items()}
         sent = SimpleNamespace(times=times, sent_s=np.array(times_s))
         return sent, SimpleNamespace(stamps={n: array("d", row) for n, row in stamps.items()})
 
@@ -316,6 +320,17 @@ def test_prompts_beside_a_decoding_request_measure_their_steps(kv_tokens: int, c
     assert contexts == sorted(set(contexts))
     for step, seconds in found:
         assert seconds == pytest.approx(times.seconds(step), rel=1e-3)
+
+
+def test_events_of_several_tokens_measure_decode_per_token_and_no_prompts_beside_it() -> None:
+    times = StepTimes(0.030, 6e-6, 1e-9, 0.004, 50e-6, 0.0)
+    run = VirtualRun(Profiling(parse_target("h:1"), "m", 2560), LlmProfile("m", times, max_context=2560), each=4)
+    ((step, seconds),) = run.once(Cell(64, 2, True))
+    assert run.tokens_each == pytest.approx(31 / 7)
+    assert seconds == pytest.approx(times.seconds(step), rel=0.15)
+    for cell in (llm_profiling.SHORT, llm_profiling.LONE, Cell(256, 1, False)):
+        run.once(cell)
+    assert run.once(Cell(256, 1, False, beside=True)) == []
 
 
 def test_a_bad_fit_is_said_in_a_sentence() -> None:

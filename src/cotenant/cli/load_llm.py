@@ -234,6 +234,7 @@ def _lines(span_s: float) -> Any:
 
 def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: str | None) -> None:
     from cotenant.cli.llm_view import show
+    from cotenant.core.units import counted
     from cotenant.loadgen.openai import grouped
 
     if csv is not None:
@@ -249,6 +250,9 @@ def _report(result: OpenAiResult, csv: str | None, html: str | None, as_json: st
         late = content["lateness_ms"]
         left = "" if late["p50"] is None else f", sent {late['p50']:.2f} ms late (p99 {late['p99']:.2f})"
         show(content, f"{len(result.outcome):,} requests in {result.duration_s:.1f} s, seed {result.test.seed}{left}")
+    if result.uncounted:
+        text = "came without a number of tokens, so events were counted, which may have several tokens each"
+        print(f"note: {counted(result.uncounted, 'answer')} {text}", file=sys.stderr)
     for reason, count in list(grouped(result.reasons).items())[:10]:
         print(f"note: {count:,} requests: {reason}", file=sys.stderr)
     if result.fault is not None:

@@ -55,7 +55,7 @@ def llm(
     from cotenant.core.partial import Partial
 
     require("serve", "numpy", "httptools", "orjson")
-    from cotenant.loadgen.llm_profiling import Profiling, Samples, describe, limit_of, measure
+    from cotenant.loadgen.llm_profiling import MERGED, Profiling, Samples, describe, limit_of, measure
     from cotenant.loadgen.openai import PATHS
     from cotenant.loadgen.target import parse_target
     from cotenant.profiles.llm.files import add_row, read_profiles, row_of
@@ -88,6 +88,9 @@ def llm(
     measured = found.measured() | {"rounds": rounds, "seed": seed, "url": str(target)}
     add_row(out, profile, measured)
     partial.remove()
+    if samples.tokens_each > MERGED:
+        text = f"the engine sends {samples.tokens_each:.1f} tokens per event: a decode step is the mean time per token"
+        print(f"note: {text}, and the whole time to the first token counts as prefill", file=sys.stderr)
     if warning := found.warning():
         print(f"note: {warning}", file=sys.stderr)
     if as_json:

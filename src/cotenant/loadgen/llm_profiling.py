@@ -34,6 +34,7 @@ LEAD = 4  # intervals between tokens before a prompt is sent beside the request 
 PROMPTS_BESIDE = 4
 # fields of /v1/models that vLLM makes anew for each request
 PASSING = ("created", "permission")
+MERGED = 1.05  # with more tokens per event, the length of a single step cannot be told from the times of events
 TOKENS = 32  # number of tokens of each answer in a measurement of decode, which times the intervals between them
 
 
@@ -117,6 +118,7 @@ class Samples:
         self.made = {cell: [_sample(row) for row in rows.get(str(cell), ())] for cell in self.cells}
         self.kept = sum(map(len, self.made.values()))
         self.warm = [cell for cell, own in self.made.items() if len(own) < work.rounds] + self.wide()
+        self.tokens_each = 1.0  # tokens of each event of the engine's streams, in the mean
         self.total = self.kept + len(self.warm) + sum(max(0, work.rounds - len(x)) for x in self.made.values())
 
     def add(self, cell: Cell, sample: Sample) -> None:
@@ -171,6 +173,7 @@ def measure(
         else:
             continue
         break
+    samples.tokens_each = run.tokens_each or 1.0
     return fit([_point(rows) for cell in samples.cells if (rows := samples.found(cell))])
 
 
@@ -192,6 +195,7 @@ class _Run:
         self._work = work
         self.number = 0
         self._last_s = dict(last_s or {})
+        self.tokens_each: float | None = None  # tokens per event in the last measurement of decode; None: none yet
 
     def once(self, cell: Cell) -> list[tuple[Step, float]]:
         """Measure a cell. Returns steps and their seconds; none if the request that decodes ended too early."""
@@ -209,14 +213,22 @@ class _Run:
         if not cell.decode:
             return Step(tokens=prompt, pairs=pairs_of(prompt)), float(times.first_s[0] - result.sent_s[0])
         begin, end = float(times.first_s.max()), float(times.last_s.min())
-        gap_s = _gap([np.array(x) for x in (transport.stamps or {}).values()], begin, end)
+        stamps = {index: np.array(x) for index, x in (transport.stamps or {}).items()}
+        pairs = [(int(times.output[index]), len(own)) for index, own in stamps.items() if len(own) > 1]
+        self.tokens_each = max(1.0, median((tokens - 1) / (events - 1) for tokens, events in pairs)) if pairs else 1.0
+        gap_s = _gap(list(stamps.values()), begin, end) / self.tokens_each
         context = prompt + TOKENS // 2
         return Step(sequences=cell.batch, context=cell.batch * context), gap_s
 
     def _beside(self, prompt: int) -> list[tuple[Step, float]]:
         """Send prompts, one after the other, while one request decodes, and measure the delay of that request's tokens
-        by each of them. There are fewer than PROMPTS_BESIDE if the engine has no space for so many tokens.
+        by each of them. There are fewer than PROMPTS_BESIDE if the engine has no space for so many tokens, and none if
+        its events have several tokens.
         """
+        if self.tokens_each is None:
+            self._together(LONE)
+        if (self.tokens_each or 1.0) > MERGED:
+            return []
         work, gap_s = self._work, self._last_s[LONE]
         at_s, each_s = 2 * self._last_s[SHORT] + LEAD * gap_s, 2 * self._last_s[Cell(prompt, 1, False)] + LEAD * gap_s
         most = min(work.most_tokens, work.kv_tokens - prompt - 1) - SHORT.prompt

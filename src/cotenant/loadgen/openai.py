@@ -72,6 +72,7 @@ class OpenAiResult:
     duration_s: float
     wrong: int
     ends: Sequence[str]
+    uncounted: int = 0  # answers whose events are counted as tokens, because their number of tokens is not known
 
     @property
     def attainment(self) -> float:
@@ -114,7 +115,8 @@ class OpenAiResult:
             "url": str(self.test.target), "seed": self.test.seed, "duration_s": self.duration_s,
             "trace": self.test.trace.summary(), "in_flight": self.test.clients or None, "models": rows,
             "total": total,
-            "lateness_ms": {"p50": p50, "p99": p99}, "wrong_answers": self.wrong, "failures": grouped(self.reasons),
+            "lateness_ms": {"p50": p50, "p99": p99}, "wrong_answers": self.wrong,
+            "uncounted": self.uncounted, "failures": grouped(self.reasons),
         }  # fmt: skip
 
 
@@ -173,6 +175,8 @@ class OpenAiTransport(HttpTransport):
         super().__init__(test.target, self.requests, test.connections)  # type: ignore[arg-type]
         count = 0 if test.clients else len(test.trace)
         self.check = test.check
+        self.uncounted = 0  # see OpenAiResult
+        self._cut_known = "max_tokens" not in test.extra  # an answer that is cut has as many tokens as the trace says
         self.rows = array("q", range(count))  # number of each request -> its row of the trace
         self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
         self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
@@ -271,7 +275,13 @@ class OpenAiTransport(HttpTransport):
     def _judge_stream(self, index: int, svc: int, answer: Answer) -> None:
         status = answer.parser.get_status_code()
         if status == 200 and answer.done and self.tokens[index] and not answer.error:
-            self.tokens[index] = int(answer.usage.get("completion_tokens") or self.tokens[index])
+            reported = answer.usage.get("completion_tokens")
+            if reported:
+                self.tokens[index] = int(reported)
+            elif answer.cut and self._cut_known:
+                self.tokens[index] = max(self.tokens[index], int(self._trace.output[self.rows[index]]))
+            else:
+                self.uncounted += 1
             self.prompt[index] = int(answer.usage.get("prompt_tokens") or 0)
             fault = None
             if self.check:
@@ -353,7 +363,8 @@ def run_openai(
     duration_s = max(min(length_s, loop.duration_s), float(np.array(records.finished).max()))
     made = replace(test, trace=sent)
     return OpenAiResult(
-        made, times, outcome, np.array(records.sent)[due], dict(loop.reasons), duration_s, loop.wrong, ends
+        made, times, outcome, np.array(records.sent)[due], dict(loop.reasons), duration_s, loop.wrong, ends,
+        transport.uncounted,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ class Answer:
         self._token = token
         self._rest = b""
         self.done = self.ended = False
+        self.cut = False  # the answer ends because it has the most tokens that the request allows
         self.usage: Mapping[str, Any] = {}
         self.error = b""
         self.parser = httptools.HttpResponseParser(self)
@@ -49,6 +50,7 @@ class Answer:
             text = delta.get("content") or delta.get("reasoning_content") or choice.get("text")
             if text:
                 self._token(text)
+            self.cut = self.cut or choice.get("finish_reason") == "length"
 
     def on_message_complete(self) -> None:
         """Handle the end of the response to the connection's request."""
