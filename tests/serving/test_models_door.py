@@ -50,7 +50,9 @@ def test_the_list_of_models(one: Door) -> None:
     ("body", "status", "kind", "code", "message"),
     [
         (chat("x"), 404, "invalid_request_error", "model_not_found", "The model 'x' does not exist; the models are: a"),
-        (b"{", 400, "invalid_request_error", "invalid_json", "the body is not JSON"),
+        (b"{", 400, "invalid_request_error", "invalid_json", "the body is not JSON: unexpected end of data, in line 1"),
+        (b"", 400, "invalid_request_error", "invalid_json", "the body is not JSON: it is empty"),
+        (b'{"model": "\xff"}', 400, "invalid_request_error", "invalid_json", "the body is not JSON: byte 11 is"),
         (b"[]", 400, "invalid_request_error", "invalid_json", "the body is not a JSON object"),
         ({"prompt": "x"}, 400, "invalid_request_error", "missing_model", "the body must name a model"),
         ({"model": 5}, 400, "invalid_request_error", "missing_model", "the body must name a model"),
@@ -305,6 +307,8 @@ def test_tokens_and_kept_models_that_do_not_fit(tmp_path: Path) -> None:
         assert (status, content["error"]["type"]) == (401, "authentication_error")
         assert headers["www-authenticate"] == "Bearer"
         assert it.ask(chat("a"), headers={"authorization": "Bearer a-token-of-mine"})[0] == 200
+        assert it.ask(chat("a"), headers={"x-api-key": "a-token-of-mine"})[0] == 200
+        assert it.ask(chat("a"), headers={"x-api-key": "a-token"})[0] == 401
         assert it.ask(None, "/health")[0] == 200
     with (
         pytest.raises(InputError, match="the models to keep do not fit together: there is no room for b"),

@@ -62,6 +62,13 @@ def test_what_is_wrong_is_told_in_openais_form(data: bytes, told: Any, one: Door
     assert asked(one, data) == told
 
 
+def test_forms_are_refused(one: Door) -> None:
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    status, _, content = one.ask(b"--x\r\n", "/v1/audio/transcriptions", kind)
+    said = "send the body as JSON: forms, such as those with files, are not taken"
+    assert (status, content["error"]["message"]) == (415, said)
+
+
 def test_a_body_that_is_shorter_than_announced(one: Door) -> None:
     data = json.dumps(chat("a")).encode()
     told = error(400, "the request ended before its body was complete")

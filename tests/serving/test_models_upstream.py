@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cotenant.serving.llm import tickets
+from cotenant.serving.llm.openai import request_bytes
 from cotenant.serving.llm.token_count import MOST_LINE, TokenCount
 from cotenant.serving.llm.upstream import Link, Upstream
 from cotenant.serving.llm.usage import MOST_HELD, Unasked
@@ -195,6 +196,17 @@ def test_tokens_of_other_forms_of_stream(monkeypatch: pytest.MonkeyPatch) -> Non
     part = b'data: {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}\n\n'
     end = b'data: {"type": "message_delta", "delta": {"stop_reason": "x"}, "usage": {"output_tokens": 3}}\n\n'
     assert streamed(monkeypatch, (101.0, part), (105.0, part), (106.0, end)) == ((1.0, 2.0), ["ok"])
+
+
+def test_a_program_gets_no_slash_at_the_end_of_a_path_and_no_keys() -> None:
+    headers = {b"authorization": b"Bearer key", b"x-api-key": b"key", b"x-mine": b"1"}
+    for url, path in (
+        (b"/v1/chat/completions/", b"/v1/chat/completions"), (b"/v1/rerank//?a=b/", b"/v1/rerank?a=b/")
+    ):  # fmt: skip
+        x = SimpleNamespace(method=b"POST", url=url, headers=headers)
+        head, _, body = request_bytes(x, b"h:1", b"id-1", b"{}").partition(b"\r\n\r\n")  # type: ignore[arg-type]
+        lines = [b"POST %s HTTP/1.1" % path, b"host: h:1", b"x-mine: 1", b"x-request-id: id-1", b"content-length: 2"]
+        assert (head.split(b"\r\n"), body) == (lines, b"{}")
 
 
 REPORT = b'data: {"id": "1", "choices": [], "usage": {"completion_tokens": 9}}'

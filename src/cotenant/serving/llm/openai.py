@@ -17,7 +17,7 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # headers of a request that are not forwarded: hop-by-hop headers, and those that the gateway sets itself
 NOT_ASKED = frozenset(
     b"host connection keep-alive proxy-connection transfer-encoding te trailer upgrade expect content-length"
-    b" authorization accept-encoding x-request-id".split()
+    b" authorization x-api-key accept-encoding x-request-id".split()
 )
 NOT_ANSWERED = frozenset(
     b"connection keep-alive transfer-encoding trailer upgrade content-length date server x-request-id".split()
@@ -79,15 +79,27 @@ def parse(x: Exchange) -> dict[str, Any]:
     """Parse the body of a request, which names the model."""
     if b"content-encoding" in x.headers:
         raise OpenAIError(415, "send the body without content-encoding", "unsupported_encoding")
+    if x.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
+        raise OpenAIError(415, "send the body as JSON: forms, such as those with files, are not taken", "invalid_json")
     try:
         content = orjson.loads(x.body)
-    except orjson.JSONDecodeError:
-        raise OpenAIError(400, "the body is not JSON", "invalid_json") from None
+    except orjson.JSONDecodeError as error:
+        raise OpenAIError(400, f"the body is not JSON: {_why_no_json(x.body, error)}", "invalid_json") from None
     if not isinstance(content, dict):
         raise OpenAIError(400, "the body is not a JSON object", "invalid_json")
     if not isinstance(content.get("model"), str):
         raise OpenAIError(400, "the body must name a model", "missing_model", param="model")
     return content
+
+
+def _why_no_json(body: bytes, error: orjson.JSONDecodeError) -> str:
+    if not body:
+        return "it is empty"
+    try:
+        body.decode()
+    except UnicodeDecodeError as bad:
+        return f"byte {bad.start} is not UTF-8"
+    return f"{error.msg}, in line {error.lineno}, column {error.colno}"
 
 
 def unknown_model(name: str, known: Iterable[str]) -> OpenAIError:
@@ -105,7 +117,9 @@ def model_object(name: str, created: int) -> dict[str, Any]:
 
 def request_bytes(x: Exchange, host: bytes, request_id: bytes, body: bytes) -> bytes:
     """Return the client's request in the form in which it is sent to the program."""
-    parts = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (x.method, x.url, host)]
+    # programs answer paths that end in a slash with 404, or redirect clients to addresses that only the server reaches
+    path, mark, query = x.url.partition(b"?")
+    parts = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (x.method, path.rstrip(b"/") + mark + query, host)]
     parts += [b"%s: %s\r\n" % pair for pair in x.headers.items() if pair[0] not in NOT_ASKED]
     parts.append(b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (request_id, len(body)))
     parts.append(body)

@@ -32,6 +32,12 @@ def _is_list(path: bytes) -> bool:
     return path == b"/v1/models" or path.startswith(b"/v1/models/")
 
 
+def _authorization(x: Exchange) -> bytes:
+    """Return the client's token as in a header Authorization. Clients of Anthropic's API send it as x-api-key."""
+    key = x.headers.get(b"x-api-key")
+    return x.headers.get(b"authorization") or (b"" if key is None else b"Bearer " + key)
+
+
 def _not_allowed(methods: str) -> OpenAIError:
     text = f"this method is not allowed here: use {methods.replace(', ', ' or ')}"
     return OpenAIError(405, text, "method_not_allowed", allow=methods)
@@ -63,7 +69,7 @@ class ModelRoutes:
             if path in LOCAL and not self._pages.may_see(x):
                 raise OpenAIError(403, "this address answers to localhost only")
             if path not in OPEN:
-                self._check(x, x.headers.get(b"authorization") or (token_in(x.url) if path in LOCAL else b""))
+                self._check(x, _authorization(x) or (token_in(x.url) if path in LOCAL else b""))
             if openai and x.method == b"POST" and not _is_list(path):
                 self._ask(x, path)
             elif x.method in (b"GET", b"HEAD") or not (openai or path in LOCAL or path in OPEN):
