@@ -73,6 +73,11 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
         (ONE + "gpus: {memory: 2GiB}\n", "a needs 4.00 GiB, but the models may use only 2.00 GiB of each GPU"),
         (ONE + "gpus: {model: cpu}\n", "needs memory: the host memory that all programs together may use"),
         (ONE + "gpus: {model: cpu, memory: 8GiB, mechanism: mps}\n", "leave it out with model: cpu, because no GPU is"),
+        (
+            ONE + "listen: {origins: [https://chat.example, chat.example]}\n",
+            "line 5, field listen.origins: 'chat.example' is not an origin such as https://chat.example or http://local",
+        ),
+        (ONE + "listen: {origins: ['https://chat.example/']}\n", "'https://chat.example/' is not an origin"),
         (ONE + "  request: 120%\n", "line 5, field models[0].request: "),
         (ONE + "  request: fast\n", "line 5, field models[0].request: "),
         (

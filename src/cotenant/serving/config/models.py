@@ -94,6 +94,13 @@ class ModelEntry(Strict):
         return self.served_as
 
 
+class ModelsListenEntry(ListenEntry):
+    """`listen` of models.yaml."""
+
+    origins: list[str] = Field(default=[], max_length=1000)
+    """Origins whose web pages may call OpenAI's API from a browser (CORS), such as https://chat.example; `*`: all."""
+
+
 class ModelsFile(BaseModel):
     """The whole of models.yaml. It may also contain the keys of a services file, which are passed to that file's
     reader.
@@ -104,7 +111,7 @@ class ModelsFile(BaseModel):
     """The GPUs that the models share."""
     models: list[ModelEntry] = Field(min_length=1, max_length=MOST_MODELS)
     """The models, each a program that speaks OpenAI's API."""
-    listen: ListenEntry = ListenEntry()
+    listen: ModelsListenEntry = ModelsListenEntry()
     """Address and limits of the endpoint."""
     host_memory: Memory | None = None
     """Host memory for all evicted models together; by default only the limit of the agent applies, which is its setting
@@ -194,6 +201,7 @@ def parse_models(
         if model.name in seen:
             raise InputError(f"{model.name} is declared twice", field=f"models[{i}].name")
         seen.add(model.name)
+    _check_origins(raw.listen.origins)
     _check_requests(raw)
     _check_memory(raw)
     return ModelsConfig(str(path), raw, tuple(raw.models), services, source)
@@ -205,6 +213,8 @@ def _services(content: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in content.items() if key not in own}
     if isinstance(found.get("gpus"), Mapping):
         found["gpus"] = {key: value for key, value in found["gpus"].items() if key in ("count", "model")}
+    if isinstance(found.get("listen"), Mapping):
+        found["listen"] = {key: value for key, value in found["listen"].items() if key != "origins"}
     return found
 
 
@@ -238,6 +248,15 @@ def _check_gpu_model(name: str | None, starts: bool) -> None:
         known = ", ".join(CATALOG)
         text = f"{name!r} is neither {SOFT}, nor {CPU}, nor a known GPU model: give one of {known}, or {instead}"
         raise InputError(text, field="gpus.model") from None
+
+
+def _check_origins(origins: Sequence[str]) -> None:
+    """Raise InputError for an entry that is no origin, since no browser would ever send it."""
+    for origin in origins:
+        scheme, mark, host = origin.partition("://")
+        if origin != "*" and not (scheme and mark and host and host.isascii() and not set(host) & set("/ ?#*\r\n")):
+            text = f"{origin!r} is not an origin such as https://chat.example or http://localhost:3000, nor '*' for all"
+            raise InputError(text, field="listen.origins")
 
 
 def _check_requests(raw: ModelsFile) -> None:

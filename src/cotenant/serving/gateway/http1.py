@@ -54,17 +54,17 @@ def head_of(status: int) -> bytes:
 class Exchange:
     """One request and its answer. Header names are lower case. `withdraw` is called if the client disconnects before
     the end of its answer. `slow(True)` is called if the client reads a streamed answer too slowly, and `slow(False)`
-    when it has caught up.
+    when it has caught up. `more`: header lines of its answer, whatever this is.
     """
 
     __slots__ = (
-        "body", "chunked", "connection", "headers", "keep_alive", "method", "output", "slow", "streaming", "url",
-        "withdraw",
+        "body", "chunked", "connection", "headers", "keep_alive", "method", "more", "output", "slow", "streaming",
+        "url", "withdraw",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, url: bytes) -> None:
         self.connection, self.url = connection, url
-        self.method = b""
+        self.method = self.more = b""
         self.headers: dict[bytes, bytes] = {}
         self.body: bytes = b""
         self.keep_alive = True
@@ -78,7 +78,7 @@ class Exchange:
         if self.output is not None or self.streaming:
             return
         ending = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        head = b"%scontent-length: %d\r\n%s%s" % (head_of(status), len(body), headers, ending)
+        head = b"%scontent-length: %d\r\n%s%s%s" % (head_of(status), len(body), headers, self.more, ending)
         self.output = (head, b"" if self.method == b"HEAD" else body)
         self.connection.flush()
 
@@ -96,7 +96,7 @@ class Exchange:
             self.keep_alive = False
         ending = b"transfer-encoding: chunked\r\n" if self.chunked else b""
         ending += b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        connection.transport.write(head_of(status) + headers + ending)
+        connection.transport.write(head_of(status) + headers + self.more + ending)
         return True
 
     def send(self, data: bytes) -> None:

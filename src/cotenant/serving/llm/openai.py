@@ -17,10 +17,11 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # headers of a request that are not forwarded: hop-by-hop headers, and those that the gateway sets itself
 NOT_ASKED = frozenset(
     b"host connection keep-alive proxy-connection transfer-encoding te trailer upgrade expect content-length"
-    b" authorization x-api-key accept-encoding x-request-id".split()
+    b" authorization x-api-key accept-encoding x-request-id origin".split()
 )
 NOT_ANSWERED = frozenset(
-    b"connection keep-alive transfer-encoding trailer upgrade content-length date server x-request-id".split()
+    b"connection keep-alive transfer-encoding trailer upgrade content-length date server x-request-id"
+    b" access-control-allow-origin access-control-allow-credentials access-control-expose-headers".split()
 )
 
 

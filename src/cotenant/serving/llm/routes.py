@@ -16,6 +16,7 @@ from cotenant.serving.gateway.pages import Pages, token_in
 from cotenant.serving.gateway.tokens import Tokens
 from cotenant.serving.llm.dispatch import Dispatch
 from cotenant.serving.llm.openai import OpenAIError, model_object, parse, refuse, request_id_of, unknown_model
+from cotenant.serving.llm.origins import Origins
 from cotenant.serving.llm.tickets import Ticket
 from cotenant.serving.llm.usage import is_unasked
 
@@ -51,10 +52,12 @@ class ModelRoutes:
     def __init__(
         self, dispatch: Dispatch, tokens: Tokens, pages: Pages, metrics: Callable[[], str],
         status: Callable[[], object], later: Callable[..., None], services: Handler | None,
+        origins: Origins,
     ) -> None:  # fmt: skip
         """`later`: starts a coroutine in the background, which answers a request."""
         self._dispatch, self._tokens, self._pages = dispatch, tokens, pages
         self._metrics, self._status, self._later, self._services = metrics, status, later, services
+        self._origins = origins
         self._created = int(time.time())
 
     def handle(self, x: Exchange) -> None:
@@ -65,6 +68,11 @@ class ModelRoutes:
         if not openai and path not in LOCAL and path not in OPEN and self._services is not None:
             self._services(x)
             return
+        if openai:
+            x.more = self._origins.headers(x)
+            if self._origins.asks_first(x):
+                self._origins.answer(x)
+                return
         try:
             if path in LOCAL and not self._pages.may_see(x):
                 raise OpenAIError(403, "this address answers to localhost only")

@@ -28,6 +28,7 @@ from cotenant.serving.llm.hosts import AgentHost
 from cotenant.serving.llm.keeper import Keeper
 from cotenant.serving.llm.live import exposition, rows, status
 from cotenant.serving.llm.openai import error_body
+from cotenant.serving.llm.origins import Origins
 from cotenant.serving.llm.plain_host import Host, PlainHost
 from cotenant.serving.llm.routes import ModelRoutes
 from cotenant.serving.wiring import http_limits
@@ -111,7 +112,7 @@ class ModelServer:
         closing.push_async_callback(pages.close)
         routes = ModelRoutes(
             self.dispatch, self.tokens, pages, self._metrics, self.status, self._later,
-            None if self.services is None else self.services.routes.handle,
+            None if self.services is None else self.services.routes.handle, Origins(self.config.raw.listen.origins),
         )  # fmt: skip
         self.front = HttpFront(routes.handle, self._limits, self._failed, error_body)
         closing.callback(self.front.abort)

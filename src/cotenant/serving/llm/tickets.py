@@ -24,7 +24,7 @@ from cotenant.serving.llm.token_count import TokenCount
 from cotenant.serving.llm.upstream import Link
 from cotenant.serving.llm.usage import Unasked, asking
 
-OK, REFUSED = 200, (400, 422)
+OK, REFUSED = 200, (400, 422, 500)
 MOST_TRIES = 2  # a request is tried only this often if programs die while it runs, since it may be the cause
 DEATH_WITHIN_S = 2.0  # a connection may break up to this long before the server notices that the program has ended
 
