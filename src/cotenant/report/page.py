@@ -232,7 +232,7 @@ TILES = (
     ("jct_s.mean", "Lowest mean JCT", "Mean JCT"),
     ("jct_s.p99", "Lowest p99 JCT", "p99 JCT"),
     ("makespan_s", "Shortest makespan", "Makespan"),
-    ("queueing_s.mean", "Shortest mean queueing", "Mean queueing"),
+    ("slowdown.mean", "Lowest mean slowdown", "Mean slowdown"),
 )
 
 
