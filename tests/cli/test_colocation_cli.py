@@ -89,6 +89,24 @@ def test_long_paths_leave_room_for_the_figures(result: dict[str, dict[str, dict[
     assert "/a/very" not in done.stdout
 
 
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_figures_are_never_split_and_columns_left_out_are_named(
+    result: dict[str, dict[str, dict[str, float]]], tmp_path: Path, columns: int
+) -> None:
+    recorded = tmp_path / "r.json"
+    recorded.write_text(json.dumps(result))
+    said = CliRunner().invoke(app, ["colocation", "--from", str(recorded)], env={"COLUMNS": str(columns)}).stdout
+    row = result["tidal"]["mm4096"]
+    line = next(line for line in said.splitlines() if "tidal" in line)
+    assert f"{row['ls_p99_over_alone']:.2f}" in line
+    assert f"{row['be_over_left']:.1%}" in line
+    assert len(line) <= columns
+    whole = any("BE of what LS leaves" in line and "p99 over alone" in line for line in said.splitlines()[:2])
+    assert whole == (columns == 140)
+    for title, shown in (("in time", f"{row['slo_attainment']:.1%}"), ("LS p50, ms", f"{row['ls_p50_ms']:.2f}")):
+        assert (shown in line) != (title in said.partition("left out at")[2].partition("\n")[0])
+
+
 def test_few_requests_are_said_to_be_rough(result: dict[str, dict[str, dict[str, float]]]) -> None:
     said = " ".join(notes(result))
     assert "is only rough" in said

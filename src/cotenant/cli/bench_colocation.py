@@ -6,14 +6,23 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cotenant.cli.progress import say
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_fraction, parse_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GAP = 3  # spaces between two columns of the table
+LEAST_NAME = 8  # the least width of the column with the best-effort loads
+# columns that a narrow terminal leaves out, the first one first
+DISPENSABLE = ("LS p50, ms", "95 %", "BE over alone", "in time", "LS p99, ms")
 
 
 def colocation(
@@ -209,23 +218,34 @@ def _recorded(path: str) -> dict[str, Any]:
 
 def _print(rows: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    from cotenant.cli.fitting import FILE_WIDTH, to_file
+    from cotenant.cli.fitting import FILE_WIDTH, fit, plain_table, to_file
     from cotenant.core.print_table import print_table
     from cotenant.report.colocation import notes, table
 
     head, *lines = table(rows, ("ls_p99_over_alone",))
     console = Console(width=FILE_WIDTH) if to_file() else Console()
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    widths = [max(len(word) for word in (*title.split(), *(line[i] for line in lines))) for i, title in enumerate(head)]
-    for index, title in enumerate(head):
-        width = widths[index]
-        if index == 0:  # only cells of the first column may be folded into several lines
-            width = min(width, max(8, console.width - sum(widths[1:]) - len(widths)))
-        shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold", width=width)
-    for line in lines:
-        shown.add_row(*line)
+    cells = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    widths = [max(len(title), width) for title, width in zip(head, cells, strict=True)]
+    if sum(widths) + GAP * (len(head) - 1) > console.width:  # headings then have several lines
+        widths = [max(width, *map(len, title.split())) for title, width in zip(head, cells, strict=True)]
+
+    def build(heads: Sequence[str]) -> Table:
+        at = [head.index(title) for title in heads]
+        # only cells of the first column may be folded into several lines
+        room = console.width - sum(widths[i] for i in at[1:]) - GAP * (len(at) - 1)
+        shown = plain_table()
+        for i in at:
+            width = widths[i] if i else min(widths[0], max(LEAST_NAME, room))
+            shown.add_column(head[i], justify="left" if i < 2 else "right", overflow="fold", width=width)
+        for line in lines:
+            shown.add_row(*(line[i] for i in at))
+        return shown
+
+    shown, left_out = fit(build, head, DISPENSABLE, console.width)
     print_table(console, shown)
+    if left_out:
+        text = f"left out at {console.width} columns: {'; '.join(left_out)}; a wider terminal shows them"
+        console.print(text, style="dim", highlight=False)
     for note in notes(rows):
         console.print(note, style="dim", soft_wrap=True)
