@@ -248,6 +248,8 @@ def test_partition_policies_are_runs_of_a_sweep_as_of_simulate(tmp_path: Path) -
         ("policy: miso\nprofile_sole: often", "'often' is neither true nor false"),
         ("policy: sia\nlease: -5s", "field lease: "),
         ("loads: 0.5", "field loads: is not an option of a sweep; did you mean load?"),
+        ("seed: [yes, no]", "field seed: true is not a number"),
+        ("lease: yes", "field lease: true is not a number"),
     ],
 )
 def test_options_of_other_policies_are_one_sentence(tmp_path: Path, lines: str, said: str) -> None:

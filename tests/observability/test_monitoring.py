@@ -44,6 +44,12 @@ def test_every_metric_that_is_asked_for_exists() -> None:
     assert asked <= known.keys()
 
 
+def test_every_alert_is_explained() -> None:
+    page = (DEPLOY.parents[1] / "docs" / "howto" / "monitoring.md").read_text()
+    alerts = {rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+    assert set(re.findall(r"`(Cotenant\w+)`", page)) == alerts
+
+
 def test_counters_are_asked_for_as_rates_and_gauges_are_not() -> None:
     for expr in expressions():
         for function, name in re.findall(r"\b(rate|increase)\((cotenant_[a-z0-9_]+)(?:\{[^}]*\})?\[", expr):

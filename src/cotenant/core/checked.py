@@ -113,8 +113,6 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
     if first["type"] == "unknown":
         where.append(str(context["key"]).strip("'"))
         text = first["msg"]
-    elif first["type"] == "number":
-        text = first["msg"]
     elif first["type"] == "value_error":
         inner = cause.args[0] if cause is not None and cause.args else first["msg"]
         text = inner.message if isinstance(inner, InputError) else str(inner)
@@ -132,6 +130,8 @@ def worded(problem: Mapping[str, Any], *, seconds: bool = False) -> str:
     ValidationError.errors(). `seconds`: the value is a time."""
     value, limits = problem["input"], problem.get("ctx", {})
     kind, shown = problem["type"], _short(value)
+    if kind == "number":
+        return str(problem["msg"])
     if kind == "literal_error":
         known = [word.strip("'") for word in limits["expected"].replace(" or ", ", ").split(", ")]
         hint = nearest(value, known) if isinstance(value, str) else ""

@@ -317,6 +317,8 @@ def seed_of(point: Point) -> int:
 
 
 def _number(value: Any, field: str) -> float:
+    if isinstance(value, bool):  # float() would take it as 1 or 0
+        raise InputError(f"{str(value).lower()} is not a number", field=field)
     try:
         return float(value)
     except (TypeError, ValueError):
