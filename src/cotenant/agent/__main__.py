@@ -16,7 +16,7 @@ from cotenant.agent.daemon import Agent, AgentOptions
 from cotenant.core import logs
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.folders import own_agent_folder
-from cotenant.core.units import parse_memory_or_zero
+from cotenant.core.units import counted, parse_memory_or_zero
 
 LOG = logging.getLogger("cotenant.agent")  # under -m, __name__ is "__main__"
 # Time after which a thread that computes lets the event loop run, which switches tenants every few milliseconds.
@@ -34,7 +34,7 @@ async def serve(options: AgentOptions) -> None:
         # the collector of unreachable objects then passes over all that was made until now, which takes it 20 ms
         gc.collect()
         gc.freeze()
-        LOG.info("ready in %s with %d GPU(s): %s", options.folder, len(agent.gpus), names)
+        LOG.info("ready in %s with %s: %s", options.folder, counted(len(agent.gpus), "GPU"), names)
 
     await agent.run(ready)
 

@@ -22,7 +22,7 @@ def stop(
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import WorkError
     from cotenant.core.folders import agent_folder
-    from cotenant.core.units import parse_seconds
+    from cotenant.core.units import counted, parse_seconds
 
     grace_s = parse_seconds(grace, "--grace")
     with ControlClient(folder or agent_folder(), timeout_s=grace_s + 30) as client:
@@ -30,7 +30,7 @@ def stop(
     if as_json:
         print(json.dumps(answer))
     else:
-        print(f"{name}: {answer['stopped']} process(es) stopped")
+        print(f"{name}: {counted(answer['stopped'], 'process', 'processes')} stopped")
     if answer["left"]:
         raise WorkError(f"still running: {', '.join(map(str, answer['left']))}")
     if answer["held"]:

@@ -21,6 +21,7 @@ from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.registry import Registry, spec_from_dict, spec_to_dict
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.core.errors import InputError, TakenNameError
+from cotenant.core.units import counted
 
 KINDS = ("pod", "slurm")
 
@@ -109,7 +110,8 @@ class OwnerOrders:
             return tenant
         if tenant.sessions:
             raise InputError(
-                f"{spec.name} runs on {', '.join(place)} with {len(tenant.sessions)} process(es) and cannot move to "
+                f"{spec.name} runs on {', '.join(place)} with "
+                f"{counted(len(tenant.sessions), 'process', 'processes')} and cannot move to "
                 f"{', '.join(spec.gpus)}"
             )
         self._release(tenant)

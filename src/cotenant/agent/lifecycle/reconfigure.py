@@ -23,6 +23,7 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.units import counted
 
 LOG = logging.getLogger(__name__)
 
@@ -154,4 +155,4 @@ class Reconfigure:
         others = sum(t.spec.request for t in tenants if not t.declared and t.name not in listed)
         total = sum(spec.request for spec in config.tenants) + others
         if total > gpus + 1e-9:
-            raise InputError(f"the requests add up to {total:.0%} of {gpus} GPU(s)")
+            raise InputError(f"the requests add up to {total:.0%} of {counted(gpus, 'GPU')}")
