@@ -114,6 +114,21 @@ def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
     assert (wrong.code, "there is no model 'c'" in wrong.err) == (2, True)
 
 
+def test_the_request_for_tpot_is_estimated(tmp_path: Path, profile: Path) -> None:
+    """A decode step takes 20 ms, and the prompts 90 ms a second: 20 / 30 + 0.09 of the time for 30 ms a token, and
+    20 / 100 + 0.09 for 100 ms."""
+    path = tmp_path / "models.yaml"
+    kinds = {"a": "", "b": "", "n": ", class: best-effort"}
+    rows = [ROW.format(name, "10GiB", 5000, kind) for name, kind in kinds.items()]
+    path.write_text(HEAD + rows[0] + rows[1].replace("tpot_ms: 30", "tpot_ms: 100") + rows[2])
+    found = plan(path, profile, "--output", "5")
+    assert found["requests"] == {"a": pytest.approx(2 / 3 + 0.09, rel=0.02), "b": pytest.approx(0.29, rel=0.02)}
+    words = ("--prompt", "90", "--output", "5", "--arrivals", "constant", "--rate", "1", "--duration", "60s")
+    shown = cotenant("plan", path, "--profile", profile, *words)
+    line = "request with which models keep tpot_ms beside busy ones, estimated: a 76%, b 29%"
+    assert line in shown.out.splitlines()
+
+
 def test_models_on_parts_of_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(HEAD.replace("80GiB", "72GiB") + "".join(ROW.format(name, "8GiB", 1000, "") for name in "ab"))

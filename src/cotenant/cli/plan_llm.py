@@ -109,10 +109,12 @@ def plan(
         plan_parts(config, setup, memory, profile or [], divide, trace, target, most_gpus, requests.seed, as_json)
         return
     found = pack(trace, setup, target, most_gpus, None if as_json else _say)
+    needed = _requests(setup, trace)
     if as_json:
-        print(json.dumps(found.content() | memory.content() | times_content(setup) | {"seed": requests.seed}))
+        assumed = memory.content() | times_content(setup)
+        print(json.dumps(found.content() | {"requests": needed} | assumed | {"seed": requests.seed}))
     else:
-        _show(found.content(), setup, memory)
+        _show(found.content(), setup, memory, needed)
         for reason, count in trace.left_out.items():
             print(f"note: {counted(count, 'request')} left out: {reason}", file=sys.stderr)
     if found.gpus is None:
@@ -142,7 +144,20 @@ def _say(row: Row) -> None:
     )
 
 
-def _show(content: dict[str, Any], setup: LlmSetup, memory: GpuMemory) -> None:
+def _requests(setup: LlmSetup, trace: TokenTrace) -> dict[str, float]:
+    """Estimate for each latency-sensitive model the `request` with which it keeps its TPOT beside busy models."""
+    from cotenant.profiles.llm.partitions import request_for
+    from cotenant.sim.llm.divided import traffic_of
+
+    span_s = max(trace.span_s, 1e-9)
+    return {
+        model.facts.name: request_for(model.profile.times, traffic_of(trace, i, span_s), model.target.tpot_ms / 1e3)
+        for i, model in enumerate(setup.models)
+        if (trace.model == i).any() and not model.facts.best_effort and model.target.tpot_ms
+    }
+
+
+def _show(content: dict[str, Any], setup: LlmSetup, memory: GpuMemory, requests: dict[str, float]) -> None:
     from rich.markup import escape
 
     from cotenant.cli.fitting import plain_table, print_whole
@@ -171,6 +186,9 @@ def _show(content: dict[str, Any], setup: LlmSetup, memory: GpuMemory) -> None:
             f"best-effort models need not reach {target}: they count only if none of their requests is answered "
             f"(here: {', '.join(best_effort)})"
         )
+    needed = ", ".join(f"{name} {part:.0%}" for name, part in requests.items())
+    if needed and whole > 1:
+        print(f"request with which models keep tpot_ms beside busy ones, estimated: {needed}")
     print(memory.sentence())
     print(times_sentence(setup, memory))
 

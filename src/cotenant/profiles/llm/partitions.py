@@ -51,6 +51,16 @@ class Traffic:
     longest: int
 
 
+def request_for(times: StepTimes, traffic: Traffic, tpot_s: float) -> float:
+    """Estimate the part of a GPU's time with which a model's tokens are `tpot_s` apart in the mean: a step every
+    `tpot_s`, for the requests that decode at this pace, but at least one, and its prompts. Above 1: no GPU suffices.
+    """
+    decoding = max(1.0, traffic.rate_rps * traffic.decodes * tpot_s)
+    step_s = times.decode_base + decoding * (times.per_sequence + times.per_context * traffic.context)
+    prompts = traffic.rate_rps * (times.per_token * traffic.prompt + times.per_pair * traffic.pairs)
+    return step_s / tpot_s + prompts
+
+
 @dataclass(frozen=True)
 class Engine:
     """A language model to place: its profile on the whole GPU and `measured` step times by partition, the GPU memory
