@@ -75,6 +75,18 @@ def test_a_promise_is_named_where_its_line_is(result: dict[str, dict[str, dict[s
         assert 10 ** label["y"] == pytest.approx(line["y0"])
 
 
+def test_loads_and_schemes_have_different_marks_and_ticks_state_whole_factors(
+    result: dict[str, dict[str, dict[str, float]]],
+) -> None:
+    frontier, by_load = figures(result)
+    symbols = [trace["marker"]["symbol"] for trace in frontier["data"]]
+    filled = {symbol for each in symbols if isinstance(each, list) for symbol in each}
+    assert filled.isdisjoint(each for each in symbols if isinstance(each, str))
+    for figure in (frontier, by_load):
+        axis = figure["layout"]["yaxis"]
+        assert dict(zip(axis["ticktext"], axis["tickvals"], strict=True))["50x"] == 50
+
+
 def test_long_paths_leave_room_for_the_figures(result: dict[str, dict[str, dict[str, float]]], tmp_path: Path) -> None:
     """Two profiles of one name in different folders are told apart by what differs, and no figure is dropped."""
     paths = ["profile:/a/very/long/way/to/one/train.json", "profile:/a/very/long/way/to/two/train.json"]

@@ -29,6 +29,9 @@ ROUGH_REQUESTS = 500
 # best-effort work may exceed what fits in the time that latency-sensitive work leaves by this factor without a remark,
 # since measurements have errors
 OVER = 1.02
+# Plotly would label the steps of a logarithmic axis with their first digit: 5 for 50
+FACTORS = [digit * 10.0**power for power in range(-1, 5) for digit in (1, 2, 5)]
+TICKS = {"tickvals": FACTORS, "ticktext": [f"{factor:g}x" for factor in FACTORS]}
 LATE_PART = 0.01  # if more than this fraction of the requests is late, p99 is the latency of a late request
 MOST_LATE = 4  # the remark about late requests names at most this many values
 STYLE = (
@@ -185,14 +188,14 @@ def figures(rows: Rows) -> list[dict[str, Any]]:
         frontier.append({**both, "x": [100 * found[load]["be_over_left"] for load in mine]})
         by_load.append({**both, "x": [loads.index(load) + 0.12 * (index - (len(rows) - 1) / 2) for load in mine]})
     for load in loads:
-        key = {"size": 11, "color": "#777", "symbol": symbols[load]}
-        name = html.escape(names[load])
+        key = {"size": 11, "color": "#777", "symbol": f"{symbols[load]}-open"}  # filled symbols are schemes
+        name = html.escape(f"beside {names[load]}")
         frontier.append({"type": "scatter", "x": [None], "y": [None], "mode": "markers", "name": name, "marker": key})
     ticks = {"tickvals": list(range(len(loads))), "ticktext": [html.escape(names[load]) for load in loads]}
-    work = {"title": {"text": "BE work, % of what it does alone in the time that LS leaves"}}
+    work = {"title": {"text": "BE work, % of what it does alone<br>in the time that LS leaves"}}
     return [
         _figure(frontier, "LS latency against BE work: right and down is better", 520, work, 100 * PROMISE_BE),
-        _figure(by_load, "LS p99 over alone, by the BE work beside LS (bars: 95 % intervals)", 460, ticks, None),
+        _figure(by_load, "LS p99 over alone, by BE work<br>(bars: 95 % intervals)", 460, ticks, None),
     ]
 
 
@@ -217,7 +220,7 @@ def _figure(
         "layout": {
             "title": {"text": title}, "height": height, "shapes": lines, "annotations": labels, "showlegend": True,
             "xaxis": {"zeroline": False, "automargin": True, **xaxis},
-            "yaxis": {"title": {"text": "LS p99 over alone"}, "type": "log", "dtick": "D2", "automargin": True},
+            "yaxis": {"title": {"text": "LS p99 over alone"}, "type": "log", "automargin": True, **TICKS},
         },
     }  # fmt: skip
 
