@@ -18,6 +18,7 @@ from cotenant.bench.harness import Program
 from cotenant.bench.shares import COUNT, between
 from cotenant.core.errors import InputError
 from cotenant.core.metrics.attainment import attainment
+from cotenant.core.units import number_or_nan
 from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
 from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelRow
@@ -44,10 +45,7 @@ def parse_ls(text: str) -> LsLoad:
     parts = text.split(":")
     if len(parts) != 3 or parts[0] != "resnet50" or not parts[1].isdigit() or not 1 <= int(parts[1]) <= 64:
         raise InputError(f"{text!r} is not resnet50:BATCH:RATE, such as resnet50:4:100", field="--ls")
-    try:
-        rate = float(parts[2])
-    except ValueError:
-        rate = 0.0
+    rate = number_or_nan(parts[2])
     if not 0.1 <= rate <= 1e5:
         raise InputError(f"{parts[2]!r} is not a rate of 0.1 to 100,000 requests a second", field="--ls")
     return LsLoad(parts[0], int(parts[1]), rate)

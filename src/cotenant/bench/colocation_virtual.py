@@ -13,6 +13,7 @@ from cotenant.bench.be_loads import KIND, soft_kernel
 from cotenant.bench.colocation import Series, said, summary
 from cotenant.bench.ls_client import SOFT_KERNELS_NS, SOFT_SMS, poisson_arrivals
 from cotenant.core.errors import InputError
+from cotenant.core.units import number_or_nan
 from cotenant.policy.colocation import Scheme, settings_for
 from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelWork, read_kernels
@@ -32,10 +33,7 @@ def ls_work(text: str) -> tuple[list[KernelWork], float]:
         kernels = [KernelWork("service", ns, SOFT_SMS, WorkClass.UNKNOWN) for ns in SOFT_KERNELS_NS]
         return kernels, parse_ls(text).rate_rps
     path, _, rate = text.removeprefix("profile:").rpartition(":")
-    try:
-        rate_rps = float(rate)
-    except ValueError:
-        rate_rps = 0.0
+    rate_rps = number_or_nan(rate)
     if not 0.01 <= rate_rps <= 1e5:
         raise InputError(f"{rate!r} is not a rate of 0.01 to 100,000 requests a second", field="--ls")
     return read_kernels(Path(path)), rate_rps

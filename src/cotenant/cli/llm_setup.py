@@ -14,7 +14,7 @@ import typer
 
 from cotenant.cli.added_options import Command, Options, with_options
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_fraction, parse_seconds
+from cotenant.core.units import number_or_nan, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
     from cotenant.profiles.llm.profile import LlmProfile
@@ -190,10 +190,7 @@ def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
     whole: float | None = None
     for text in given:
         name, equals, number = text.rpartition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = -1.0
+        value = number_or_nan(number)
         if 1e6 <= value < math.inf:
             raise InputError(f"{text!r} is over the limit of 1,000,000 requests/s", field="rate")
         if not 0 <= value < 1e6 or (not equals and whole is not None):

@@ -11,7 +11,7 @@ import typer
 
 from cotenant.core.errors import InputError
 from cotenant.core.files import check_writable, write_text
-from cotenant.core.units import parse_memory, parse_seconds
+from cotenant.core.units import number_or_nan, parse_memory, parse_seconds
 
 if TYPE_CHECKING:
     from cotenant.profiles.training.job_runs import JobRuns
@@ -64,8 +64,7 @@ def job(
     from cotenant.profiles.training.optimistic import profile_table, sweep
 
     least, most = _cores(cpus, gpus, pretend_cores)
-    if out is not None:
-        check_writable(Path(out))
+    check_writable(out)
     size = _size(dataset)
     speeds = [_speed(text, field) for text, field in ((storage, "storage-mbps"), (memory_speed, "memory-mbps"))]
     title = name or _title(command)
@@ -124,10 +123,7 @@ def _speed(text: str, field: str) -> float | None:
     """Parse a read speed in 10^6 bytes/s; None: the speed is to be measured."""
     if text == "auto":
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = number_or_nan(text)
     if not 0 < value < float("inf"):
         raise InputError(f"must be auto or a number above 0, not {text!r}", field=field)
     return value

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cotenant.core.errors import InputError
+from cotenant.core.units import number_or_nan
 
 
 def read_text(path: str | Path, field: str | None = None) -> str:
@@ -55,10 +56,7 @@ def cell_number(
     text: str, path: str | Path, line: int, field: str, *, least: float = -math.inf, above: float = -math.inf
 ) -> float:
     """Return the finite number in a cell, which must be above `above` and at least `least`."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_or_nan(text)
     if not math.isfinite(value) or value <= above or value < least:
         bound = f" above {above:g}" if above > -math.inf else f" of at least {least:g}" if least > -math.inf else ""
         raise InputError(f"{text!r} is not a finite number{bound}", file=path, line=line, field=field)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from cotenant.core.errors import InputError
 
@@ -50,6 +51,14 @@ def _finite(number: float, text: str | float, field: str | None) -> float:
     if not math.isfinite(number):
         raise InputError(f"{str(text)[:40]!r} is not a finite number", field=field)
     return number
+
+
+def number_or_nan(text: Any) -> float:
+    """Return the number that a text without unit states; NaN, which no comparison accepts, if it states none."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def parse_bytes(text: str | float, field: str | None = None) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Application, Service
+from cotenant.core.units import number_or_nan
 from cotenant.loadgen.payload import ask_slos
 from cotenant.loadgen.schedule import LoadService, parse_service
 from cotenant.loadgen.target import Target
@@ -116,10 +117,7 @@ def _slos(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in texts:
         name, equals, rest = text.rpartition("=")
-        try:
-            value = float(rest.removesuffix("ms"))
-        except ValueError:
-            value = math.nan
+        value = number_or_nan(rest.removesuffix("ms"))
         if not math.isfinite(value) or value <= 0:
             raise InputError(f"{text!r} is not an SLO; write 50 or NAME=50, in milliseconds", field="slo")
         if equals and name not in names:
@@ -130,10 +128,7 @@ def _slos(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
 
 def parse_factor(text: str) -> float:
     """Parse a factor on rates: x1.5 or 1.5."""
-    try:
-        value = float(text.removeprefix("x"))
-    except ValueError:
-        value = math.nan
+    value = number_or_nan(text.removeprefix("x"))
     if not math.isfinite(value) or not 1e-6 <= value <= 1e6:
         raise InputError(f"{text!r} is not a factor; write x1.5", field="rate")
     return value

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cotenant.core.errors import InputError
+from cotenant.core.units import number_or_nan
 from cotenant.workloads.requests.arrivals import MAX_REQUESTS, Arrivals, draw, fit_to
 from cotenant.workloads.requests.readers import disb_client, read_requests
 
@@ -134,10 +135,7 @@ def parse_service(text: str, arrivals: Arrivals) -> LoadService:
 
 
 def _rate(text: str, whole: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_or_nan(text)
     if not math.isfinite(value) or value < 0:
         raise InputError(f"{text!r} in {whole!r} is not a rate in requests per second", field="service")
     return value

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.jsonfile import read_json
+from cotenant.core.units import number_or_nan
 
 Floats = NDArray[np.float64]
 
@@ -205,10 +206,7 @@ class _Entry:
 
     def key_as_number(self, key: str) -> float:
         """Parse a key that is a number above 0."""
-        try:
-            value = float(key)
-        except ValueError:
-            value = math.nan
+        value = number_or_nan(key)
         if not (math.isfinite(value) and value > 0):
             raise self._wrong(key, f"{key!r} is not a number of cores per GPU")
         return value

@@ -10,6 +10,7 @@ from typing import Any
 
 from cotenant.core.errors import InputError
 from cotenant.core.serving import MOST_MODELS, Application, Service
+from cotenant.core.units import number_or_nan
 from cotenant.policy.serving.packing.applications import Stage, stages
 from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, Spec, find_planner
 from cotenant.policy.serving.packing.tables import Gpus
@@ -143,10 +144,7 @@ def what_if(deployment: Deployment, changes: Sequence[str]) -> Deployment:
         key, equals, text = change.partition("=")
         kind, _, who = key.strip().partition(".")
         text = text.strip()
-        try:
-            number = float(text.removeprefix("x"))
-        except ValueError:
-            number = math.nan
+        number = number_or_nan(text.removeprefix("x"))
         if not equals or kind not in ("rate", "slo", "headroom") or not math.isfinite(number) or number <= 0:
             raise InputError(
                 f"{change!r} is not a change such as rate=x1.5, slo=x0.8, rate.NAME=120 or headroom=1.5",

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import orjson
 
+from cotenant.core.units import number_or_nan
 from cotenant.observability.exposition import CONTENT_TYPE
 from cotenant.observability.feed import Feed
 from cotenant.serving.dispatch.calls import Kind, Refusal
@@ -251,10 +252,7 @@ def _parameters(x: Exchange) -> dict[str, Any]:
 
 
 def _milliseconds(text: bytes) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = number_or_nan(text)
     if not 0 <= value < 1e9:
         raise WireError("cotenant-deadline-ms must be a number of milliseconds")
     return value

@@ -13,7 +13,7 @@ import numpy as np
 from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
-from cotenant.core.units import counted
+from cotenant.core.units import counted, number_or_nan
 from cotenant.core.work import Floats
 from cotenant.workloads.clusters.node_groups import read_cluster_yaml
 from cotenant.workloads.clusters.node_options import MEMORY_BYTES_PER_GPU, STORAGE_MBPS, NodeOptions
@@ -93,10 +93,7 @@ def _synergy_ini(path: str, wishes: NodeOptions) -> Cluster:
         written = parser[section].get(key)
         if written is None and key in INI_DEFAULTS:
             return INI_DEFAULTS[key]
-        try:
-            value = float(written if written is not None else "nan")
-        except ValueError:
-            value = float("nan")
+        value = number_or_nan(written)
         if not 0 < value < 1e9 or (whole and value != int(value)):
             message = f"{written!r} is not a {'whole ' if whole else ''}number above 0" if written else "is missing"
             raise InputError(message, file=path, line=_line_of(text, key), field=key)

@@ -12,7 +12,7 @@ from typing import NoReturn
 import numpy as np
 
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_seconds
+from cotenant.core.units import number_or_nan, parse_seconds
 from cotenant.core.work import Floats, Ints
 from cotenant.workloads.table import MAX_SECONDS
 
@@ -78,10 +78,7 @@ def parse_durations(text: str, empirical: Callable[[str], Floats]) -> Sample:
 
 def _lognormal(text: str, rest: str) -> tuple[float, float]:
     median, colon, sigma_text = rest.partition(":")
-    try:
-        sigma = float(sigma_text)
-    except ValueError:
-        sigma = math.nan
+    sigma = number_or_nan(sigma_text)
     median_s = parse_seconds(median, field="durations") if colon and median else math.nan
     if not (median_s > 0 and 0 <= sigma <= 10):
         raise InputError(
@@ -160,10 +157,7 @@ def is_random(arrivals: str) -> bool:
 
 
 def _cv(text: str, rest: str) -> float:
-    try:
-        cv = float(rest)
-    except ValueError:
-        cv = math.nan
+    cv = number_or_nan(rest)
     if not 0.01 <= cv <= MAX_CV:
         kind = text.partition(":")[0]
         raise InputError(f"{text!r} is not {kind}:CV, CV being 0.01 to {MAX_CV:g}, such as {kind}:4", field="arrivals")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cotenant.core.errors import InputError
+from cotenant.core.units import number_or_nan
 
 KINDS = ("poisson", "constant", "gamma", "mmpp", "closed", "trace")
 # the process `bursts`: on average five seconds at the base rate, and then one second at six times that rate
@@ -49,10 +50,7 @@ class Arrivals:
 
 
 def _positive(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_or_nan(text)
     if not math.isfinite(value) or value <= 0:
         raise InputError(f"{what} {text!r} is not a positive number", field="arrivals")
     return value

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.core.errors import InputError, unknown_name
-from cotenant.core.units import counted
+from cotenant.core.units import counted, number_or_nan
 from cotenant.workloads import servegen
 from cotenant.workloads.requests.arrivals import MAX_REQUESTS, Arrivals
 
@@ -120,10 +120,7 @@ def _offsets(path: Path) -> Iterator[float]:
 
 
 def _finite(value: Any, path: Path, line: int, field: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = number_or_nan(value)
     if not math.isfinite(number) or number < 0:
         raise InputError(f"{value!r} is not a number of at least 0", file=path, line=line, field=field)
     return number
