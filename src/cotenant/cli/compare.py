@@ -37,8 +37,7 @@ def compare(
 
     # a run's folder that is found under two arguments counts for the first of them
     folders = {folder: given for given in reversed(runs) for folder in find_records(given)}
-    if html is not None:
-        check_writable(html)
+    check_writable(html)
     families = {model.name: model.family for model in load_profiles(profiles).models.values()}
     found = arrange([run_of(read_record(folder), families) for folder in _shown(list(folders))])
     # the folders given as arguments keep their order; the runs in one of them are sorted by policy and by the

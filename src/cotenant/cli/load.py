@@ -113,9 +113,7 @@ def load(
         raise InputError("give --url URL (services) or --openai URL (language models)", field="url")
     if form not in ("binary", "json"):
         raise InputError(f"must be binary or json, not {form!r}", field="format")
-    for path in (csv, html):
-        if path is not None:
-            check_writable(path)
+    check_writable(csv, html)
     where = parse_target(url, shown_token(token), cafile, insecure)
     test = LoadTest(
         where, read_load_services(service or [], services, arrivals, slo or [], where),

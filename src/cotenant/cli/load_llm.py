@@ -15,6 +15,7 @@ from cotenant.cli.llm_setup import DEFAULT_S, Requests, build_trace, rates_of, t
 from cotenant.cli.shared_options import SEARCH, TokenFile, Tolerance, shown_token
 from cotenant.core.errors import InputError, WorkError, check_choice
 from cotenant.core.files import check_writable, write_text
+from cotenant.core.units import number_or_nan
 
 if TYPE_CHECKING:
     from cotenant.loadgen.loop import Loop
@@ -68,9 +69,7 @@ def load(
     from cotenant.loadgen.target import parse_target
     from cotenant.workloads.llm.drawn import draw_pool
 
-    for path in (csv, html):
-        if path is not None:
-            check_writable(path)
+    check_writable(csv, html)
     check_choice(endpoint, PATHS, "endpoint")
     fields = _fields(extra)
     target = parse_target(openai, shown_token(token), cafile, insecure)
@@ -188,10 +187,7 @@ def _targets(given: list[str] | None, field: str, names: list[str]) -> dict[str,
     found: dict[str, float] = {}
     for text in given or []:
         name, _, number = text.rpartition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = 0.0
+        value = number_or_nan(number)
         if not 0 < value < 1e9 or (name and name not in names):
             raise InputError(f"{text!r} is not MS, or NAME=MS with a name of {', '.join(names)}", field=field)
         found[name] = value

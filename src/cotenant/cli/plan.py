@@ -104,8 +104,7 @@ def plan(
         raise InputError("--colocation needs a services file", field="colocation")
     if services is not None and scenarios is not None:
         raise InputError("give SERVICES.yaml or --scenarios, not both")
-    if out is not None:
-        check_writable(out)
+    check_writable(out)
     if services == "scenarios":
         from cotenant.cli.plan_sets import generate_set
 

@@ -50,9 +50,7 @@ def plan_set(
         raise InputError(f"repeats must be at least 1, not {repeats}", field="repeats")
     if not 1 <= gpus <= MAX_GPUS:
         raise InputError(f"GPUs must be 1 to {MAX_GPUS}, not {gpus}", field="gpus")
-    for path in (out, report):
-        if path is not None:
-            check_writable(path)
+    check_writable(out, report)
     sets = read_scenarios(scenarios)
     gpu_set = Gpus.uniform(load_profile(REFERENCE_GPU, profile), gpus)
     packers: dict[tuple[tuple[str, float], ...], Packer] = {}

@@ -77,9 +77,7 @@ def serve(
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
     logs.configure(log_format, log_level)
-    for path in (log, gpus_log):
-        if path is not None:
-            check_writable(str(path))
+    check_writable(log, gpus_log)
     name = find_planner(planner or DEFAULT_PLANNER).name
     fixed = None if plan is None else read_plan(plan)
     from cotenant.serving.server import Options, build

@@ -134,9 +134,7 @@ def check_outputs(out: Path | None, *files: Path | None, holds: str = "run.json"
     """Check before the simulation that the results can be written. `holds`: name of a file; a folder that contains it
     may be replaced or extended.
     """
-    for file in files:
-        if file is not None:
-            check_writable(file)
+    check_writable(*files)
     if out is not None:
         check_folder(out, holds)
 

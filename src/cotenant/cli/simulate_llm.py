@@ -68,9 +68,7 @@ def simulate(
     from cotenant.core.units import counted, parse_seconds
     from cotenant.serving.config.models import check_kept, read_models
 
-    for path in (csv, html):
-        if path is not None:
-            check_writable(path)
+    check_writable(csv, html)
     config = read_models(models, starts=False)
     start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
     memory = gpu_memory(config)

@@ -103,9 +103,7 @@ def simulate(
     if not 0.0 <= hold <= 1.0:
         raise InputError(f"{hold:g} is not between 0 and 1", field="hold")
     duration_s = parse_seconds(duration, field="duration")
-    for path in (requests_csv, client_csv, html):
-        if path is not None:
-            check_writable(path)
+    check_writable(requests_csv, client_csv, html)
     deployment = with_scheme(read_services(services), colocation)
     problem = build_problem(deployment, profile, gpus)
     found = _plan(plan, problem, planner, verify, seed)

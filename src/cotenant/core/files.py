@@ -69,13 +69,17 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text)
 
 
-def check_writable(path: str | Path) -> None:
-    """Raise InputError if no file can be written at `path`; called before long work. Leaves nothing behind."""
-    if Path(path).is_dir():
-        raise InputError("is a folder; name a file", file=path)
-    if not _is_stream(path):
-        target = Path(os.path.realpath(path))
-        _probe(target.parent, target.name, path)
+def check_writable(*paths: str | Path | None) -> None:
+    """Raise InputError if a file cannot be written at one of the paths; called before long work. Leaves nothing behind.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        if Path(path).is_dir():
+            raise InputError("is a folder; name a file", file=path)
+        if not _is_stream(path):
+            target = Path(os.path.realpath(path))
+            _probe(target.parent, target.name, path)
 
 
 def _probe(folder: Path, name: str, path: str | Path) -> None:
