@@ -118,11 +118,11 @@ def notes(rows: Rows) -> list[str]:
         said.append(f"LS alone: {ranges}.")
     counts = [int(row["requests"]) for row in every if "requests" in row]
     if counts:
-        from cotenant.core.metrics.attainment import requests_to_tell
+        from cotenant.core.metrics.attainment import REQUESTS_TO_TELL as NEED
 
-        need, least = requests_to_tell(), min(counts)
+        least = min(counts)
         rough = f" With {least} requests, the p99 is only rough." if least < ROUGH_REQUESTS else ""
-        more = f" Distinguishing an attainment of 99 % from 99.5 % takes {need:,}." if least < need else ""
+        more = f" Distinguishing an attainment of 99 % from 99.5 % takes {NEED:,}." if least < NEED else ""
         said.append(f"Each line has at least {least:,} requests.{rough}{more}")
     if any(row["be_over_left"] > OVER for row in every):
         said.append(
