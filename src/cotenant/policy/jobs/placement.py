@@ -73,23 +73,10 @@ def lowest_bit(word: int) -> int:
     """Return the index of the lowest set bit of a non-zero 64-bit word."""
     n = 0
     w = np.uint64(word)
-    if (w & np.uint64(0xFFFFFFFF)) == np.uint64(0):
-        n += 32
-        w >>= np.uint64(32)
-    if (w & np.uint64(0xFFFF)) == np.uint64(0):
-        n += 16
-        w >>= np.uint64(16)
-    if (w & np.uint64(0xFF)) == np.uint64(0):
-        n += 8
-        w >>= np.uint64(8)
-    if (w & np.uint64(0xF)) == np.uint64(0):
-        n += 4
-        w >>= np.uint64(4)
-    if (w & np.uint64(0x3)) == np.uint64(0):
-        n += 2
-        w >>= np.uint64(2)
-    if (w & np.uint64(0x1)) == np.uint64(0):
-        n += 1
+    for half in (32, 16, 8, 4, 2, 1):
+        if w & ((np.uint64(1) << np.uint64(half)) - np.uint64(1)) == np.uint64(0):
+            n += half
+            w >>= np.uint64(half)
     return n
 
 
