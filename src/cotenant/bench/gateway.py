@@ -22,6 +22,7 @@ from typing import Any
 from cotenant.bench.gateway_client import WARM_S
 from cotenant.bench.onnx_model import perceptron
 from cotenant.core.errors import WorkError
+from cotenant.serving.llm.program import free_port
 
 WIDTH, BATCH = 64, 16
 BOOT_LIMIT_S = 120.0
@@ -95,14 +96,6 @@ def cpu_s(pid: int) -> float:
     """Return the CPU time that a process has used, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that is currently free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager
