@@ -75,6 +75,10 @@ def convert(spec: Spec, out: Out, as_json: Json = False, *, trace_options: Trace
         "remarks": trace.remarks,
         "seed": trace.seed,
     }
+    _say_written(content, as_json)
+
+
+def _say_written(content: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(content))
         return
@@ -164,10 +168,4 @@ def generate(
         sys.stdout.write(native_frame(make()).write_csv())
         return
     write_native(out, make)
-    content = {"out": out, **made[0].summary(workload.cluster_gpus), "remarks": remarks}
-    if as_json:
-        print(json.dumps(content))
-        return
-    from cotenant.cli.trace_view import show_written
-
-    show_written(content)
+    _say_written({"out": out, **made[0].summary(workload.cluster_gpus), "remarks": remarks}, as_json)
