@@ -50,6 +50,12 @@ class Low:
         return 0.5
 
 
+def look_at_clock(floors: Floors) -> None:
+    """Read the clock and follow it, as the event loop does with a thread between."""
+    if floors._clocks.get(GPU) is not None or GPU not in floors._clocks:
+        floors._follow(GPU, floors.pages[GPU], *floors._read(GPU, floors._clocks.get(GPU)))
+
+
 def looked(
     settings: ColocationSettings, looks: int, power: float = 1.0, breaks_at: int = -1
 ) -> tuple[list[float], list[str]]:
@@ -69,7 +75,7 @@ def looked(
         for look in range(looks):
             if card:
                 card[0].broken = look == breaks_at
-            floors.look_at_clock(GPU, floors.pages[GPU])
+            look_at_clock(floors)
             seen.append(floors.pages[GPU].layout.duty_cycle_permille / 1000)
         floors.close()
 
@@ -91,7 +97,7 @@ def test_what_is_written_again_each_second_is_the_duty_of_now() -> None:
         settings = ColocationSettings(duty_cycle=0.5, clock=0.95)
         floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, clock_of=lambda gpu: Low())
         for _ in range(20):
-            floors.look_at_clock(GPU, floors.pages[GPU])
+            look_at_clock(floors)
         floors.mend()
         duty = floors.pages[GPU].layout.duty_cycle_permille / 1000
         floors.close()
@@ -160,7 +166,7 @@ def test_a_clock_that_was_never_there_is_told_once() -> None:
         settings = ColocationSettings(duty_cycle=0.5, clock=0.92)
         floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, clock_of=lambda gpu: None)
         for _ in range(3):
-            floors.look_at_clock(GPU, floors.pages[GPU])
+            look_at_clock(floors)
         assert floors.status()["gpus"][GPU]["duty_cycle"] == 1.0
         floors.close()
 

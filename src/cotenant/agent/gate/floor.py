@@ -168,13 +168,6 @@ class Floors:
     def _asked(self) -> bool:
         return self.settings.clock > 0 and scheme_named(self.settings.scheme).rule is RuleKind.TIDAL
 
-    def look_at_clock(self, gpu: str, page: FloorPage) -> None:
-        """Set the fraction of the time for which best-effort work may run on a GPU (its duty cycle) from the GPU's
-        current clock.
-        """
-        if self._clocks.get(gpu) is not None or gpu not in self._clocks:
-            self._follow(gpu, page, *self._read(gpu, self._clocks.get(gpu)))
-
     def _read(self, gpu: str, card: Clock | None) -> tuple[Clock | None, float | OSError]:
         """Return an object that reads a GPU's clock (`card` if given; None if there is none), and what it read."""
         try:
@@ -190,6 +183,7 @@ class Floors:
                 self._follow(gpu, page, *read.result())
 
     def _follow(self, gpu: str, page: FloorPage, card: Clock | None, clock: float | OSError) -> None:
+        """Set the fraction of the time for which best-effort work may run (its duty cycle) from the GPU's clock."""
         self._clocks[gpu] = card
         if card is None:
             LOG.warning(
