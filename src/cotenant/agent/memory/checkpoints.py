@@ -23,6 +23,7 @@ from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
+from cotenant.core.background import spawn
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.checkpoint import CheckpointError
 
@@ -201,9 +202,7 @@ class Checkpoints:
         self._state.save_now()
 
     def _wish(self, parked: Parked, *, while_reserving: bool = False) -> None:
-        task = asyncio.get_running_loop().create_task(self._wish_for(parked, while_reserving))
-        self._wishes.add(task)
-        task.add_done_callback(self._wishes.discard)
+        spawn(self._wishes, self._wish_for(parked, while_reserving))
 
     async def _wish_for(self, parked: Parked, while_reserving: bool) -> None:
         """Request turns for an evicted tenant, whose stopped processes cannot do so. `while_reserving`: only while one

@@ -27,6 +27,7 @@ from cotenant.agent.memory_limits.groups import (
 from cotenant.agent.memory_limits.watch import SHIM_ALONE, Watch, held_by
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import ControlGroup, Tenant
+from cotenant.core.background import spawn
 from cotenant.core.cgroups import delegate_down
 from cotenant.core.errors import InputError
 from cotenant.core.strength import Promise, Prospect, Strength
@@ -249,7 +250,7 @@ class MemoryLimits:
         the agent created it.
         """
         self._let_go(tenant)
-        self._sweep_soon()
+        spawn(self._sweeps, self._sweep())
 
     def take_back(self, tenant: Tenant, group: ControlGroup) -> None:
         """Take over the control group that the previous agent used for this tenant."""
@@ -277,7 +278,7 @@ class MemoryLimits:
         self._own(groups)
         for group in (group for path, group in groups.items() if path not in used):
             self._closings.add(group, gpus, f"a tenant of the previous agent ({group.path.name})")
-        self._sweep_soon()
+        spawn(self._sweeps, self._sweep())
 
     def _own(self, paths: Collection[Path]) -> None:
         """Record that these groups belong to an agent, so that their limits are not taken for those of another
@@ -354,10 +355,6 @@ class MemoryLimits:
         if await self._closings.sweep(users):
             self._save()
 
-    def _sweep_soon(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._sweep())
-        self._sweeps.add(task)  # the event loop itself does not keep its tasks
-        task.add_done_callback(self._sweeps.discard)
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
         wanted, used = tenant.cap_bytes(gpu), self.used_bytes(tenant, gpu)

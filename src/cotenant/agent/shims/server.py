@@ -27,6 +27,7 @@ from cotenant.agent.shims.requests import Requests
 from cotenant.agent.tenants.places import Place
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
+from cotenant.core.background import spawn
 from cotenant.core.errors import InputError
 
 LOG = logging.getLogger(__name__)
@@ -187,9 +188,7 @@ class ShimServer:
         tenant.sessions.append(session)
         self._requests.came(session)
         if tenant.owner is not None:
-            task = self._loop.create_task(self._limit(session))
-            self._limiting.add(task)  # the event loop itself does not keep its tasks
-            task.add_done_callback(self._limiting.discard)
+            spawn(self._limiting, self._limit(session))
 
     async def _limit(self, session: Session) -> None:
         with self._answering(session, b""):

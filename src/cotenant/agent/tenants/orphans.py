@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cotenant.agent.processes import ProcessKey, alive, each_process, environment, in_group, is_zombie, key_of
 from cotenant.agent.tenants.tenant import Tenant
+from cotenant.core.background import spawn
 
 FIRST_LOOK_S = 0.01
 LAST_LOOK_S = 0.5
@@ -60,9 +61,7 @@ class Orphans:
         tenant.group = group
         tenant.orphans = frozenset(known)
         tenant.left_behind = True
-        task = asyncio.get_running_loop().create_task(self._watch(tenant))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(self._tasks, self._watch(tenant))
 
     def close(self) -> None:
         """Stop watching all tenants whose programs have ended."""

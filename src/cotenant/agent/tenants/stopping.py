@@ -10,6 +10,7 @@ import signal
 from cotenant.agent import processes
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.tenant import Tenant
+from cotenant.core.background import spawn
 
 _FINISHING: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference to tasks
 
@@ -37,9 +38,7 @@ async def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = fro
         if tenant.group is not None:
             _signal_group(tenant.group, signal.SIGKILL)
 
-    task = asyncio.get_running_loop().create_task(finish())
-    _FINISHING.add(task)
-    task.add_done_callback(_FINISHING.discard)
+    spawn(_FINISHING, finish())
     return keys
 
 
