@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -17,7 +18,7 @@
 enum { ESC_FREE = 0x29, ESC_CONTROL = 0x2a, ESC_ALLOC = 0x2b };
 enum { CLASS_ROOT = 0x41, CLASS_DEVICE = 0x80, CLASS_SUBDEVICE = 0x2080, CLASS_GROUP = 0xa06c, CLASS_CHANNEL = 0xc86f,
        CLASS_COMPUTE = 0xcbc0 };
-enum { OK = 0, INVALID_CLIENT = 0x23, INVALID_ARGUMENT = 0x1f, NO_OBJECT = 0x57, NOT_SUPPORTED = 0x56 };
+enum { OK = 0, BUSY = 0x03, INVALID_CLIENT = 0x23, INVALID_ARGUMENT = 0x1f, NO_OBJECT = 0x57, NOT_SUPPORTED = 0x56 };
 #define CLIENT UINT32_C(0xc1d00000)
 #define DEVICE UINT32_C(0x5d000000)
 #define SUBDEVICE UINT32_C(0x5e000000)
@@ -162,9 +163,33 @@ static uint32_t find(uint32_t client, uint32_t handle, int *device, int *group)
     return OK;
 }
 
+/* Whether the driver refuses this control now, for tests: the file $COTENANT_SOFTGPU_REFUSES contains the control's
+ * name. Each refusal is a line of the file beside it whose name ends with `.log`: process, control. */
+static bool is_refused(const char *name)
+{
+    const char *path = getenv("COTENANT_SOFTGPU_REFUSES");
+    FILE *names = path && *path ? fopen(path, "re") : NULL;
+    char word[32], log_path[4096];
+    bool found = false;
+    while (names && !found && fscanf(names, "%31s", word) == 1)
+        found = strcmp(word, name) == 0;
+    if (names)
+        fclose(names);
+    if (!found || snprintf(log_path, sizeof log_path, "%s.log", path) >= (int)sizeof log_path)
+        return found;
+    FILE *log = fopen(log_path, "ae");
+    if (log) {
+        fprintf(log, "%d %s\n", (int)getpid(), name);
+        fclose(log);
+    }
+    return true;
+}
+
 static uint32_t disable(const struct disable *order)
 {
     int device, group;
+    if (is_refused(order->off ? "disable" : "enable"))
+        return BUSY;
     for (uint32_t i = 0; i < order->count && i < 64; i++) {
         uint32_t status = find(order->clients[i], order->channels[i], &device, &group), channel = order->channels[i] & 0xf;
         if (status != OK || channel == 0 || channel > SOFT_CHANNELS)
@@ -180,6 +205,8 @@ static uint32_t of_group(uint32_t command, int device, int group, void *params)
     struct soft_group now;
     switch (command) {
     case 0xa06c0103:
+        if (is_refused("slice"))
+            return BUSY;
         soft_sleep_until(soft_now_ns() + SET_NS);
         soft_group_change(device, group, set_slice, *(uint64_t *)params);
         return OK;

@@ -18,7 +18,8 @@
  * default 1), COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, which a small
  * machine can keep busy). The first process that uses a state file sets the last three for all.
  * COTENANT_SOFTGPU_CALL_NS: time in ns that queries of streams and beginnings of captures take, as if the driver were
- * busy; each process has its own. */
+ * busy; COTENANT_SOFTGPU_REFUSES: path of a file with the names of the controls that the driver refuses now (enable,
+ * disable, slice). Each process has its own value of these two. */
 #ifndef COTENANT_SOFTGPU_H
 #define COTENANT_SOFTGPU_H
 

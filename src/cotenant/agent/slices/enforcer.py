@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +16,11 @@ from cotenant.agent.ipc import wire
 from cotenant.agent.slices.groups import GroupTable, OffChannels
 from cotenant.agent.slices.keeper_link import KeeperLink
 from cotenant.agent.slices.lateness import Lateness
+from cotenant.agent.slices.offences import Offences
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant, work_kind
 from cotenant.core.errors import WorkError
-from cotenant.devices.channel_groups import ChannelControls, ChannelGroup
+from cotenant.devices.channel_groups import ChannelControls
 from cotenant.devices.meters import Held, Meter
 from cotenant.devices.registry import device_of
 from cotenant.policy.shares.shortfall import Wanted
@@ -37,9 +37,6 @@ POLL_S = SliceSettings().poll_ns / 1e9
 LONG_KERNEL_AGO_NS = 1_000_000_000
 GUARD_S = 0.01  # time between two checks of the time slices on which a latency-sensitive tenant relies
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # the driver's defaults for groups of the compute and the copy engines
-# A tenant is reported when the agent has found the time slice of one of its groups changed for the third time. One
-# change is not the tenant's: libcuda itself sets the time slice once.
-OFFENCES = 3
 
 NOT_MEASURED = "GPU %s: time slices enforce shares from now on without a measurement of what tenants get: %s"
 
@@ -82,9 +79,7 @@ class SliceEnforcer:
         self._numbers: dict[Key, int] = {}
         self._last_number = 0
         self._off, self.lateness = OffChannels(), Lateness()
-        # (tenant, client and handle of a channel group) -> how often its time slice differed from the value that was
-        # set
-        self._offences: Counter[tuple[str, int, int]] = Counter()
+        self._offences = Offences()
 
     # -- tenants ---------------------------------------------------------------------------------------------------
 
@@ -97,8 +92,7 @@ class SliceEnforcer:
 
     def leave(self, tenant: Tenant) -> None:
         """Stop the enforcement of a tenant's share."""
-        for key in [k for k in self._offences if k[0] == tenant.name]:
-            del self._offences[key]
+        self._offences.forget(tenant.name)
         for gpu in tenant.gpus:
             machine = self._gpus.get(gpu.uuid)
             if machine is not None and tenant.name in machine.slices.tenants:
@@ -183,11 +177,10 @@ class SliceEnforcer:
                     self._fall_back(gpu, why)
                 return
             machine.proven = True
-            # The group's channels may still be disabled, if an earlier agent was killed together with its keeper (the
-            # process that enables channels when the agent dies). So they are enabled here; if they already are, this
-            # has no effect.
-            with contextlib.suppress(WorkError):
-                machine.controls.enable(held.fd, [held.group])
+            # they may still be disabled, if an earlier agent was killed together with its keeper (the process that
+            # enables channels when the agent dies)
+            self._off.assume(held)
+            self._off.put_right(machine.controls, [held], on=True)
         if key not in mine.gpu_of:
             mine.gpu_of[key] = self._gpu_of(machine, held, sliced)
         if held.group.compute:
@@ -265,13 +258,22 @@ class SliceEnforcer:
         for each in held:
             try:
                 if isinstance(step, SetSlice):
-                    machine.controls.set_slice(each.fd, each.group, step.slice_us)
+                    self._set(machine, step.tenant, each, step.slice_us)
                 elif isinstance(step, Stop):
                     self._off.disable(machine.controls, each)
                 else:
                     self._off.enable(machine.controls, each)
             except WorkError as error:  # the process of the group has probably ended
                 LOG.info("tenant %s: %s: %s", step.tenant, type(step).__name__, error)
+
+    def _set(self, machine: _Gpu, name: str, held: Held, slice_us: int) -> None:
+        """Set the time slice of a tenant's group. Raises WorkError if the driver refuses."""
+        try:
+            machine.controls.set_slice(held.fd, held.group, slice_us)
+        except WorkError:
+            self._offences.set(name, held.group, refused=True)
+            raise
+        self._offences.set(name, held.group, refused=False)
 
     def _copies(self, machine: _Gpu, uuid: str, step: SetSlice) -> None:
         """Give a tenant's copy channels the shortest time slice, too, if the tenant's kernels have it."""
@@ -319,6 +321,8 @@ class SliceEnforcer:
         if not names:
             return
         held = {name: self._held(name, uuid) for name in names}
+        for name, groups in held.items():
+            self._off.put_right(machine.controls, groups, on=machine.slices.tenants[name].on)
         if machine.meter is not None:
             self._measure(uuid, machine, machine.meter, held)
         background, guarded = machine.slices.background()
@@ -363,13 +367,13 @@ class SliceEnforcer:
         """Read the time slices back and restore those that tenants have changed."""
         for name, groups in held.items():
             wanted = machine.slices.tenants[name].slice_us
-            for _, fd, group, _ in groups:
+            for each in groups:
                 try:
-                    found = machine.controls.slice_us(fd, group)
+                    found = machine.controls.slice_us(each.fd, each.group)
                 except WorkError:
                     continue
                 if wanted and found != wanted:
-                    self._set_back(machine, name, fd, group, found, wanted)
+                    self._set_back(machine, name, each, found, wanted)
 
     def _watch(self, uuid: str, names: list[str], until_ns: int) -> None:
         """Until `until_ns`, check the time slices of these tenants often, since a latency-sensitive tenant relies on
@@ -381,18 +385,14 @@ class SliceEnforcer:
         self._read_back(machine, {n: self._held(n, uuid) for n in names if n in machine.slices.tenants})
         asyncio.get_running_loop().call_later(GUARD_S, self._watch, uuid, names, until_ns)
 
-    def _set_back(self, machine: _Gpu, name: str, fd: int, group: ChannelGroup, found: int, wanted: int) -> None:
+    def _set_back(self, machine: _Gpu, name: str, held: Held, found: int, wanted: int) -> None:
         tenant = self._registry.tenants.get(name)
-        key = (name, group.client, group.group)
-        self._offences[key] += 1
-        if tenant is not None and self._offences[key] == OFFENCES:
+        if self._offences.found(name, held.group) and tenant is not None:
             self._warn(
                 tenant, f"the tenant changes its time slice ({found} us, not {wanted}); the agent restores it each time"
             )
-        try:
-            machine.controls.set_slice(fd, group, wanted)
-        except WorkError:
-            return
+        with contextlib.suppress(WorkError):
+            self._set(machine, name, held, wanted)
 
 
 def _now() -> int:

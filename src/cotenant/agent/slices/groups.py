@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from cotenant.abi.protocol import Status
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.wire import BadMessageError
 from cotenant.agent.tenants.tenant import Session
+from cotenant.core.errors import WorkError
 from cotenant.devices.channel_groups import ChannelControls, ChannelGroup
 from cotenant.devices.meters import Held
 
 MOST_GROUPS = 256  # largest number of channel groups of a process
 MOST_CHANNELS = 50
+
+_GroupKey = tuple[int, int, int]  # process, client of the driver, handle of the group
 
 
 @dataclass(eq=False)
@@ -107,25 +110,57 @@ class OffChannels:
     """
 
     def __init__(self) -> None:
-        # (process, client, group) -> the channels of the group that are disabled
-        self._off: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._off: dict[_GroupKey, tuple[int, ...]] = {}  # a group -> its channels that are disabled
+
+    def assume(self, held: Held) -> None:
+        """Record that all channels of a group may be disabled. Enabling those that are not has no effect."""
+        self._off[self._key(held)] = held.group.channels
 
     def disable(self, controls: ChannelControls, held: Held) -> None:
-        """Disable those channels of a group that are still enabled. Raises WorkError if the driver refuses."""
-        key = (held.pid, held.group.client, held.group.group)
+        """Disable those channels of a group that are still enabled. Raises WorkError if the driver refuses; then they
+        stay enabled.
+        """
+        key = self._key(held)
         off = self._off.get(key, ())
         new = tuple(channel for channel in held.group.channels if channel not in off)
-        if new:
-            controls.disable(held.fd, [replace(held.group, channels=new)])
-            self._off[key] = off + new
+        if not new:
+            return
+        self._off[key] = off + new
+        part = replace(held.group, channels=new)
+        try:
+            controls.disable(held.fd, [part])
+        except WorkError:
+            # the driver may have disabled some of them; if it also refuses this, all are enabled by the next `enable`
+            controls.enable(held.fd, [part])
+            self._keep_off(key, off)
+            raise
 
     def enable(self, controls: ChannelControls, held: Held) -> None:
-        """Enable those channels of a group that were disabled. Raises WorkError if the driver refuses."""
-        off = self._off.pop((held.pid, held.group.client, held.group.group), ())
-        if off:
+        """Enable those channels of a group that were disabled. Raises WorkError if the driver refuses; then they are
+        enabled by the next call.
+        """
+        key = self._key(held)
+        if off := self._off.get(key, ()):
             controls.enable(held.fd, [replace(held.group, channels=off)])
+            self._keep_off(key, ())
+
+    def put_right(self, controls: ChannelControls, groups: Iterable[Held], *, on: bool) -> None:
+        """Enable (`on`) or disable channels for which the driver has refused that. It may refuse again."""
+        for held in groups:
+            with contextlib.suppress(WorkError):
+                (self.enable if on else self.disable)(controls, held)
 
     def forget(self, pid: int) -> None:
         """Forget the disabled channels of a process that has ended."""
         for key in [key for key in self._off if key[0] == pid]:
             del self._off[key]
+
+    def _keep_off(self, key: _GroupKey, off: tuple[int, ...]) -> None:
+        if off:
+            self._off[key] = off
+        else:
+            self._off.pop(key, None)
+
+    @staticmethod
+    def _key(held: Held) -> _GroupKey:
+        return held.pid, held.group.client, held.group.group

@@ -25,12 +25,16 @@ import os
 import select
 import socket
 import sys
+import time
 from dataclasses import dataclass
 
 from cotenant.core.errors import WorkError
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGroup
 
 SILENCE_S = 0.6  # if the agent has sent no message for this long, the keeper lets all tenants run
+# after the agent's end, the keeper tries for this long, and each time after a pause, to enable channels that the driver
+# refuses to enable
+LAST_S, PAUSE_S = 10.0, 0.1
 MESSAGE_BYTES = 4096
 
 
@@ -52,30 +56,39 @@ class Keeper:
         self._agent = agent
         self._controls: ChannelControls | None = None
         self._kept: dict[int, Kept] = {}
-        self._enabled = True  # whether all groups have been enabled since the last message
+        self._enabled = True  # whether the groups have been enabled since the last message
+        self._refused: set[int] = set()  # numbers of the groups that the driver has refused to enable then
 
     def run(self) -> None:
         """Run until the agent has ended; then enable all channel groups, with the time slices that the driver gives by
         default.
         """
         while True:
-            watched = {kept.pidfd: number for number, kept in self._kept.items() if kept.pidfd >= 0}
-            ready = select.select([self._agent.fileno(), *watched], [], [], SILENCE_S)[0]
-            for fd in ready:
-                if fd in watched:
-                    self._drop(watched[fd])
+            ready = self._wait([self._agent.fileno()], PAUSE_S if self._refused else SILENCE_S)
             if self._agent.fileno() in ready:
                 if not self._hear():
                     break
-                self._enabled = False
-            elif not ready and not self._enabled:
+                self._enabled, self._refused = False, set()
+            elif not ready and (self._refused or not self._enabled):
                 self._enable()
-                self._enabled = True
         self._enable()
+        end = time.monotonic() + LAST_S
+        while self._refused and time.monotonic() < end:
+            self._wait([], PAUSE_S)
+            self._enable()
         for kept in self._kept.values():
             with contextlib.suppress(WorkError):
                 if self._controls is not None:
                     self._controls.set_slice(kept.fd, kept.group, kept.slice_us)
+
+    def _wait(self, fds: list[int], most_s: float) -> list[int]:
+        """Wait until one of the descriptors can be read or a process of a group ends. Returns those that are ready."""
+        watched = {kept.pidfd: number for number, kept in self._kept.items() if kept.pidfd >= 0}
+        ready = select.select([*fds, *watched], [], [], most_s)[0]
+        for fd in ready:
+            if fd in watched:
+                self._drop(watched[fd])
+        return ready
 
     def _hear(self) -> bool:
         """Handle one message of the agent. Returns False if the agent has ended."""
@@ -118,10 +131,17 @@ class Keeper:
                 os.close(kept.pidfd)
 
     def _enable(self) -> None:
-        for kept in self._kept.values():
-            with contextlib.suppress(WorkError):
-                if self._controls is not None:
-                    self._controls.enable(kept.fd, [kept.group])
+        """Enable all channel groups, or those for which the driver has just refused that."""
+        groups = self._refused.intersection(self._kept) if self._refused else set(self._kept)
+        self._enabled, self._refused = True, set()
+        if self._controls is None:
+            return
+        for number in groups:
+            kept = self._kept[number]
+            try:
+                self._controls.enable(kept.fd, [kept.group])
+            except WorkError:
+                self._refused.add(number)
 
 
 def controls_of(release: str, library: str) -> ChannelControls:
