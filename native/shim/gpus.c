@@ -62,7 +62,15 @@ static int attach(struct gpu *gpu)
      * page */
     cot_calls_close(gpu);
     gpu->released_epoch = 0;
-    gpu->state = GATE_CLOSED;
+    if (gpu->attached) {
+        /* Work that was launched in a turn of the previous agent, or while no agent ran, may still use the memory. So
+         * this agent can neither grant a turn nor move the memory before that work has ended. No turn of this agent
+         * ends then, so nothing is reported. */
+        gpu->turn_epoch = 0;
+        gpu->reported_hung = true;
+        cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
+    } else
+        gpu->state = GATE_CLOSED;
     gpu->stale = false;
     gpu->attached = true;
     pthread_cond_broadcast(&cot_changed);

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from waiting import wait_for
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, program_environment, register
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import InputError, WorkError
 
 PROGRAM = Path(__file__).with_name("swap_program.py")
+AGENT = (sys.executable, "-m", "cotenant.agent")
 MIB = 1 << 20
 CONTEXT = 256 * MIB  # memory of one CUDA context on the software GPU
 # moving memory may take up to half of the time, so that turns stay short
@@ -78,8 +79,11 @@ class Program:
 class Node:
     """An agent with software GPUs of its own."""
 
-    def __init__(self, folder: Path, memory: int, count: int = 1, **settings: Any) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, memory: int, count: int = 1, command: Sequence[str] = AGENT, **settings: Any
+    ) -> None:
+        """`memory`: bytes of each GPU; `command` starts the agent."""
+        self.folder, self.command = folder, command
         self.environment = {
             **os.environ,
             "COTENANT_SOFTGPU_STATE": str(folder / "softgpu"),
@@ -94,7 +98,7 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.folder), "--gpus", "soft"]
+        command = [*self.command, "--dir", str(self.folder), "--gpus", "soft"]
         self.log = open(self.folder / "agent.log", "ab")  # noqa: SIM115
         self.agent = subprocess.Popen(
             [*command, "--config", str(self.folder / "agent.json")],
@@ -146,6 +150,17 @@ class Node:
             self.agent.kill()
             self.agent.wait()
         self.log.close()
+
+
+def under_way(here: Node, name: str) -> bool:
+    """Whether a tenant is being parked or resumed now."""
+    try:
+        here.call("resume", name=name, gpu="no such GPU")
+    except WorkError as error:
+        return "already being parked or resumed" in str(error)
+    except InputError:
+        pass
+    return False
 
 
 @contextlib.contextmanager

@@ -11,12 +11,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "shim"))
 
-from cuda_calls import CudaError, byref, c_size_t, c_uint64, cu, function, launch, raw, start
+from cuda_calls import CudaError, byref, c_size_t, c_uint64, c_void_p, cu, function, launch, raw, start
 
 module = start()
 kernel = function(module, b"busy")
 HEAD = 1 << 16
 blocks: list[tuple[c_uint64, int, bytes]] = []
+
+
+word = ctypes.c_uint32(0)
+
+
+def hold_work(stream: c_void_p | None = None) -> int:
+    """Enqueue work that goes on until `end_work`."""
+    word.value = 0
+    return raw("cuStreamWaitValue32_v2", stream, c_uint64(ctypes.addressof(word)), 1, 0)
+
+
+def end_work() -> int:
+    word.value = 1
+    return 0
 
 
 def take(mib: int, each: int = 8) -> int:

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from agent_harness import AgentProcess, gpu_uuid, saved
 from fake_shim import FakeShim, register
-from swap_node import CONTEXT, MIB, Node, Program, nodes_in
+from swap_node import CONTEXT, MIB, Node, Program, nodes_in, under_way
 from waiting import WITHIN_S, wait_for
 
 from cotenant.abi.protocol import MessageType
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import WorkError
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 ALLOCATE = "raw('cuMemAlloc_v2', byref(c_uint64()), c_size_t(8 << 20))"
@@ -37,17 +37,6 @@ def node(short_folder: Path) -> Iterator[Callable[..., Node]]:
 
 def program(here: Node, memory: int = MEMORY, name: str = "a") -> Program:
     return here.program(name, memory=memory, mechanism="slices")
-
-
-def under_way(here: Node, name: str) -> bool:
-    """Whether a tenant is being parked or resumed now."""
-    try:
-        here.call("resume", name=name, gpu="no such GPU")
-    except WorkError as error:
-        return "already being parked or resumed" in str(error)
-    except InputError:
-        pass
-    return False
 
 
 @pytest.mark.parametrize("order", ["park", "resume"])

@@ -129,7 +129,8 @@ static uint64_t advance_close(struct gpu *gpu, uint64_t now)
         return HUNG_POLL_NS;
     }
     pthread_mutex_lock(&cot_lock);
-    report_release(gpu, true, now);
+    if (gpu->turn_epoch) /* otherwise a turn of a previous agent has ended, of which this one does not know */
+        report_release(gpu, true, now);
     gpu->state = GATE_CLOSED;
     gpu->released_epoch = gpu->turn_epoch;
     gpu->page_slot->epoch_seen = 0;

@@ -136,8 +136,8 @@ static bool publish_empty(struct region *region, bool only_if_away)
     struct gpu *gpu = region->gpu;
     pthread_mutex_lock(&cot_lock);
     bool away = cot_swap_is_away(gpu);
-    bool closed = gpu->state == GATE_CLOSED || gpu->state == GATE_REQUESTED;
-    bool done = away || (closed && !only_if_away);
+    /* if the turn is ending, the calls that passed the gate do not use the new region */
+    bool done = away || (gpu->state != GATE_OPEN && !only_if_away);
     if (done)
         cot_swap_publish(region);
     pthread_mutex_unlock(&cot_lock);
@@ -297,9 +297,9 @@ static bool free_slot(struct slab *slab, uint32_t index)
 static CUresult wait_for_queued(const struct gpu *gpu)
 {
     pthread_mutex_lock(&cot_lock);
-    bool away = cot_swap_is_away(gpu);
+    bool ended = cot_swap_is_away(gpu) && (gpu->state == GATE_CLOSED || gpu->state == GATE_REQUESTED);
     pthread_mutex_unlock(&cot_lock);
-    return away ? CUDA_SUCCESS : REAL(cuCtxSynchronize)();
+    return ended ? CUDA_SUCCESS : REAL(cuCtxSynchronize)();
 }
 
 /* Finds the region of the allocation that begins at an address, and, if that region is a slab, the index of the

@@ -342,6 +342,7 @@ bool cot_swap_wait_allowed(uint64_t total_bytes)
 void cot_swap_agent_lost(void)
 {
     agent_is_lost = true;
+    stopped = true; /* the next agent may be there before the mover looks, and would not allow the rest of this move */
     pthread_cond_broadcast(&order_changed);
 }
 

@@ -33,13 +33,15 @@ MOST_ROUNDS = 5  # how often a tenant that is parked is evicted at most, if it a
 @dataclass(frozen=True)
 class _Leaving:
     """A suspended tenant whose turn has ended and whose memory is to be evicted. `started`: whether it had processes;
-    `size`: bytes that it had on its GPU; `waited_s`: time in seconds until its turn had ended.
+    `size`: bytes that it had on its GPU; `waited_s`: time in seconds until its turn had ended; `until_s`: the time of
+    the monotonic clock until which its GPU work is waited for.
     """
 
     tenant: Tenant
     started: bool
     size: int
     waited_s: float
+    until_s: float
 
 
 class Parking:
@@ -109,15 +111,18 @@ class Parking:
         size = 0
         if self._registry.tenants.get(tenant.name) is tenant:
             size = self._residents.refresh(tenant.gpus[0].uuid).occupants[tenant.name].resident_bytes
-        return _Leaving(tenant, started, size, time.monotonic() - began)
+        return _Leaving(tenant, started, size, time.monotonic() - began, began + timeout_s)
 
     async def _move_out(self, leaving: _Leaving) -> Parked:
         """Evict what a suspended tenant still has on its GPU. If that fails, the tenant may have turns again."""
         tenant = leaving.tenant
         gpu = tenant.gpus[0].uuid
-        if self._registry.tenants.get(tenant.name) is tenant and not await self._evacuated(tenant, gpu):
+        there = self._registry.tenants.get(tenant.name) is tenant
+        if there and not await self._evacuated(tenant, gpu, leaving.until_s):
             self._broker.unsuspend(tenant)
             why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
+            if self._busy_processes(tenant):
+                why = "GPU work that one of its processes launched while no agent ran has not ended"
             raise WorkError(f"{tenant.name} could not be moved: {why}")
         if self._registry.tenants.get(tenant.name) is not tenant or (leaving.started and not tenant.sessions):
             # nothing is parked any more, so processes of the tenant that connect later may get turns
@@ -125,15 +130,23 @@ class Parking:
             raise WorkError(f"{tenant.name} ended while it was being parked")
         return Parked(tenant.name, "swap", (gpu,), leaving.size)
 
-    async def _evacuated(self, tenant: Tenant, gpu: str) -> bool:
+    async def _evacuated(self, tenant: Tenant, gpu: str, until_s: float) -> bool:
         """Evict a tenant, also memory that it was allocating when the eviction began. Returns whether that succeeded.
+
+        After a restart of the agent, a process refuses to evict memory until its work of the time without an agent has
+        ended. It is waited for until `until_s`, a time of the monotonic clock.
         """
         for _ in range(MOST_ROUNDS):
-            if not await self._residency.evacuate(tenant, gpu):
-                return False
+            while not await self._residency.evacuate(tenant, gpu):
+                if not self._busy_processes(tenant) or time.monotonic() > until_s:
+                    return False
+                await asyncio.sleep(AGAIN_S)
             if not self._is_here(tenant, gpu):
                 break
         return True
+
+    def _busy_processes(self, tenant: Tenant) -> set[int]:
+        return self._residents.busy.intersection(session.number for session in tenant.sessions)
 
     def _is_here(self, tenant: Tenant, gpu: str) -> bool:
         """Whether memory of a tenant that can be evicted is on a GPU."""
@@ -294,12 +307,8 @@ class Parking:
     async def _evict_again(self, parked: Parked) -> None:
         tenant, gpu = self._registry.tenants[parked.name], parked.gpus[0]
         fault = await self._residents.all_reported([tenant])
-        deadline = time.monotonic() + LOCK_S
-        # a process refuses to move memory until its work of the time without an agent has ended
-        while fault is None and self._is_here(tenant, gpu) and not await self._residency.evacuate(tenant, gpu):
-            if time.monotonic() > deadline:
-                fault = f"it was not evicted within {LOCK_S:g} s"
-            await asyncio.sleep(AGAIN_S)
+        if fault is None and not await self._evacuated(tenant, gpu, time.monotonic() + LOCK_S):
+            fault = f"it was not evicted within {LOCK_S:g} s"
         if fault is not None:
             tenant.warn(f"the tenant is parked, but memory that it restored while no agent ran is on the GPU: {fault}")
 

@@ -108,16 +108,17 @@ class Residency:
     def told(self, session: Session, kind: int, slot: int, sequence: int, status: int, values: dict[str, Any]) -> None:
         """Handle a process's message about its memory: MOVE_STATE, MOVE_PROGRESS or MOVE_DONE."""
         if kind == MessageType.MOVE_PROGRESS:
-            self._orders.progress(sequence, values["bytes"])
+            self._orders.progress(session, sequence, values["bytes"])
             return
         session.moves.setdefault(slot, MoveState()).take(values)
         if kind == MessageType.MOVE_DONE:
             self._residents.mute.discard(session.number)
-            self._orders.done(sequence, MoveEnd.told(status, values))
+            self._orders.done(session, sequence, MoveEnd.told(status, values))
 
     def gone(self, session: Session) -> None:
         """End pending orders to a process that has ended; its memory is free."""
         self._residents.mute.discard(session.number)
+        self._residents.busy.discard(session.number)
         self._orders.gone(session)
 
     # -- switching -------------------------------------------------------------------------------------------------
@@ -256,6 +257,7 @@ class Residency:
             told = moved
 
         end = await self._orders.give(session, slot, MessageType.MOVE_OUT, values, values["bytes"], progress, hand)
+        (self._residents.busy.add if end.status == Status.DENIED else self._residents.busy.discard)(session.number)
         if end.status is None and session.closed:
             freed(values["bytes"] - told)
             return None

@@ -43,6 +43,9 @@ class Residents:
         # gets no turn: its processes return a turn at once if their memory is not on the GPU, and request another one.
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # connections (by number) whose process did not answer an order
+        # connections whose process refused the last order to evict memory, because its GPU work has not ended or it is
+        # moving memory itself, as after a restart of the agent
+        self.busy: set[int] = set()
         # name of a tenant that could not be restored -> time until the next attempt to restore it
         self.retry_s: dict[str, float] = {}
         self._reported_by_s = 0.0

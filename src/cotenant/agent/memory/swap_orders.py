@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,9 @@ class SwapOrders:
     def __init__(self, answer_s: Callable[[], float]) -> None:
         # a process that has sent no message for this long is treated as one that does not answer
         self._answer_s = answer_s
-        self._numbers = itertools.count(1 << 40)  # outside the range of the shim's own sequence numbers
+        # Outside the range of the shim's own sequence numbers, and different from those of a previous agent: a process
+        # may report to this agent that it has carried out an order of the previous one.
+        self._numbers = itertools.count((1 << 62) + time.monotonic_ns())
         self._open: dict[int, tuple[Session, asyncio.Future[MoveEnd], Callable[[int], None]]] = {}
 
     async def give(
@@ -124,16 +127,16 @@ class SwapOrders:
         finally:
             self._open.pop(number, None)
 
-    def progress(self, number: int, moved_bytes: int) -> None:
+    def progress(self, session: Session, number: int, moved_bytes: int) -> None:
         """Handle a process's message that reports the bytes moved so far (MOVE_PROGRESS)."""
-        if number in self._open:
+        if number in self._open and self._open[number][0] is session:
             self._open[number][2](moved_bytes)
 
-    def done(self, number: int, end: MoveEnd) -> None:
+    def done(self, session: Session, number: int, end: MoveEnd) -> None:
         """Handle a process's message that an order is done (MOVE_DONE). After a restart of the agent or a timeout, no
         order waits for the message.
         """
-        if number in self._open:
+        if number in self._open and self._open[number][0] is session:
             _, future, on_progress = self._open.pop(number)
             on_progress(end.moved_bytes)
             if not future.done():
