@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentProcess, gpu_uuid, saved
+from agent_harness import AgentProcess, declare, gpu_uuid, saved
 from fake_shim import FakeShim, register
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in, under_way
 from waiting import WITHIN_S, wait_for
@@ -171,6 +171,36 @@ def test_a_changed_file_does_not_change_how_a_running_program_shares(
     assert a.ask("work(0.1)").endswith("intact")
 
 
+def test_a_changed_file_names_slices_that_the_driver_refuses(
+    start_agent: Callable[..., AgentProcess], short_folder: Path
+) -> None:
+    """A tenant that runs has turns then, and so have one that does not run and one that the file newly names."""
+    row = "- {name: %s, mechanism: slices, oversubscribe: swap, memory: 1MiB, limit: %s}\n"
+
+    def declared(limit: float, *names: str) -> str:
+        return declare(short_folder, "tenants:\n" + "".join(row % (name, limit) for name in names))
+
+    agent = start_agent(config=declared(1.0, "runs", "rests"))
+    with agent.client() as client, open("/dev/null", "rb") as odd:
+        token = client.call("register", tenant={"name": "runs"}, join=True)["token"]
+        shim = FakeShim(agent.folder, token)
+        shim.attach(gpu_uuid(0))
+        channel_group(shim, odd.fileno())
+        shim.wait(MessageType.PAGE_UPDATE)
+        declared(0.5, "runs", "rests", "new")
+        wait_for(lambda: {row["name"] for row in agent.call("list")["tenants"]} == {"runs", "rests", "new"})
+        assert agent.call("status")["config_fault"] == ""
+        found = {row["name"]: (row["mechanism"], row["limit"]) for row in agent.call("list")["tenants"]}
+        assert found == dict.fromkeys(("runs", "rests", "new"), ("time", 0.5))
+
+
+def channel_group(shim: FakeShim, fd: int) -> None:
+    """A channel group that this descriptor does not control."""
+    values = {"client": 0xC1D00000, "device": 1, "subdevice": 2, "group": 3, "channel_count": 1, "compute": 1}
+    data = wire.pack(MessageType.CHANNEL_GROUP, values | {"channels": bytes([4, 0, 0, 0])})
+    socket.send_fds(shim.socket, [data], [fd])
+
+
 def test_a_turn_without_end_ends_when_its_tenant_takes_turns(agent: AgentProcess) -> None:
     """The driver refuses the controls after a tenant that oversubscribes has begun to run."""
     with agent.client() as client, open("/dev/null", "rb") as odd:
@@ -182,9 +212,7 @@ def test_a_turn_without_end_ends_when_its_tenant_takes_turns(agent: AgentProcess
         assert not page.flags & SlotFlag.UNGATED
         endless = shim.take(slot)["epoch"]
         assert page.epoch == endless
-        group = {"client": 0xC1D00000, "device": 1, "subdevice": 2, "group": 3, "channel_count": 1, "compute": 1}
-        data = wire.pack(MessageType.CHANNEL_GROUP, group | {"channels": bytes([4, 0, 0, 0])})
-        socket.send_fds(shim.socket, [data], [odd.fileno()])
+        channel_group(shim, odd.fileno())
         shim.wait(MessageType.PAGE_UPDATE)
         assert agent.tenant("first")["mechanism"] == "time"
         assert not page.flags & SlotFlag.UNFENCED

@@ -59,11 +59,12 @@ class Reconfigure:
         for spec in self._in_force.config.tenants:
             try:
                 self._declare(spec, os.geteuid() if spec.uid is None else spec.uid)
-            except InputError as error:
+            except (InputError, WorkError) as error:
+                why = error.message if isinstance(error, InputError) else str(error)
                 outcome = "the tenant keeps the share that it has"
                 if spec.name not in self._registry.tenants:
-                    left_out[spec.name], outcome = error.message, "the tenant is left out"
-                fault = InputError(f"{error.message}; {outcome}", file=self._source, field=f"tenant {spec.name}")
+                    left_out[spec.name], outcome = why, "the tenant is left out"
+                fault = InputError(f"{why}; {outcome}", file=self._source, field=f"tenant {spec.name}")
                 LOG.warning(str(fault))
                 faults.append(str(fault))
         self._in_force.left_out, self._in_force.fault = left_out, "; ".join(faults)
@@ -71,6 +72,7 @@ class Reconfigure:
 
     def _declare(self, spec: TenantSpec, uid: int) -> None:
         tenant = self._registry.tenants.get(spec.name)
+        spec = self._registry.with_turns(spec, tenant)
         if tenant is None:
             self._lives.add(spec, uid, declared=True)
             return

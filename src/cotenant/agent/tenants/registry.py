@@ -98,6 +98,19 @@ class Registry:
             tenant.enforcement = self.mechanisms[Time.name].grant(tenant.spec, tenant.gpus)
         return changed
 
+    def with_turns(self, spec: TenantSpec, tenant: Tenant | None) -> TenantSpec:
+        """The spec of a present or new (None) tenant, with turns in place of hardware time slices if the driver of one
+        of its GPUs, or of all GPUs that a new tenant could get, has rejected control of time slices.
+        """
+        slices = self.mechanisms.get(Slices.name)
+        if spec.mechanism != Slices.name or not isinstance(slices, Slices):
+            return spec
+        if tenant is not None:
+            rejected = any(gpu.uuid in slices.refused for gpu in tenant.gpus)
+        else:
+            rejected = all(uuid in slices.refused for uuid in self.gpus)
+        return replace(spec, mechanism=Time.name) if rejected else spec
+
     def on_gpu(self, uuid: str, without: str = "") -> list[Tenant]:
         """Return the tenants of a GPU, without the tenant named `without`."""
         return [tenant for name, tenant in self._by_gpu[uuid].items() if name != without]
