@@ -30,7 +30,9 @@ SETTINGS |= {"context_reserve": CONTEXT, "swap_memory": 2048 * MIB}
 class Program:
     """One tenant's (or, without a spec, nobody's) program."""
 
-    def __init__(self, node: Node, name: str, spec: TenantSpec | None, join: bool = False) -> None:
+    def __init__(
+        self, node: Node, name: str, spec: TenantSpec | None, join: bool = False, script: Path = PROGRAM
+    ) -> None:
         environment = dict(node.environment)
         client = None
         if spec is not None:
@@ -47,7 +49,7 @@ class Program:
 
             environment["CLIENT_LIBRARY"] = str(library_path(SOFT_DRIVER))
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), f"{name}{'-joined' if join else ''}"],
+            [sys.executable, str(script), f"{name}{'-joined' if join else ''}"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -134,8 +136,10 @@ class Node:
         """One more program of a tenant."""
         return Program(self, name, TenantSpec(name), join=True)
 
-    def program(self, name: str, mode: str = "swap", memory: int | None = 520 * MIB, **more: Any) -> Program:
-        return Program(self, name, TenantSpec(name, memory_bytes=memory, oversubscribe=mode, **more))
+    def program(
+        self, name: str, mode: str = "swap", memory: int | None = 520 * MIB, script: Path = PROGRAM, **more: Any
+    ) -> Program:
+        return Program(self, name, TenantSpec(name, memory_bytes=memory, oversubscribe=mode, **more), script=script)
 
     def close(self) -> None:
         for program in self.programs:

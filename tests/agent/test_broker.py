@@ -22,6 +22,7 @@ from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.processes import Peer
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
+from cotenant.agent.turns.hold import PARKED, RETRY, SPACE
 from cotenant.devices.base import Gpu
 from cotenant.policy.shares import SECOND_NS, QuotaSettings
 
@@ -245,5 +246,48 @@ def test_a_turn_without_end_waits_for_its_tenants_memory(parked: bool) -> None:
         assert one.granted()
         assert two.granted()
         assert node.broker.holds(tenant, GPU.uuid)
+
+    on_node(test)
+
+
+def test_a_tenant_suspended_for_two_reasons_has_turns_when_both_have_ended() -> None:
+    """One order ends while the other goes on: for instance, an attempt to restore memory while the tenant is parked."""
+
+    def test(node: Node) -> None:
+        tenant = Tenant(TenantSpec("a", oversubscribe="swap"), (GPU,), "a", 0, Enforcement())
+        for first, second in ((PARKED, RETRY), (RETRY, PARKED), (SPACE, PARKED)):
+            one = Process(node.broker, tenant)
+            node.processes.append(one)
+            node.broker.suspend(tenant, first)
+            node.broker.suspend(tenant, second)
+            one.ask()
+            node.broker.unsuspend(tenant, first)
+            assert one.granted() is None
+            node.broker.unsuspend(tenant, second)
+            assert one.granted()
+
+    on_node(test)
+
+
+def test_a_tenant_gets_turns_whose_namesake_ended_while_it_waited() -> None:
+    """The switch of memory for the ended one begins only later."""
+
+    def test(node: Node) -> None:
+        node.present = False
+        made = []
+        for _ in range(2):
+            tenant = Tenant(TenantSpec("a", oversubscribe="swap"), (GPU,), "a", 0, Enforcement())
+            made.append(Process(node.broker, tenant))
+            node.processes.append(made[-1])
+            made[-1].ask()
+        ended, one = made
+        node.broker.drop(ended.session)
+        ended.session.tenant.sessions.clear()
+        node.present = True
+        while not node.broker.paused.empty():
+            paused = node.broker.paused.get_nowait()
+            if node.broker.waits(paused):
+                node.broker.resume_turn(paused, floor_ns=0)
+        assert one.granted()
 
     on_node(test)

@@ -52,7 +52,7 @@ def test_a_tenant_evicted_while_it_takes_memory_asks_for_a_turn(
             return super().get(name, default)
 
     broker = SimpleNamespace(
-        suspend=lambda _: None, unsuspend=lambda _: None, holds=lambda *_: False,
+        suspend=lambda *_: None, unsuspend=lambda *_: None, holds=lambda *_: False,
         wish=lambda tenant: wished.append(tenant.name),
     )  # fmt: skip
     registry = SimpleNamespace(tenants=Tenants(c=tenant), gated=lambda _: True)

@@ -354,7 +354,7 @@ class Agent:
         unseen = partial(self.unseen.run, warned, strict=strict)
         jobs, proof = partial(self.ended.run, self.options.locate, self._drop), partial(self.proof.run, warned)
         watches = (partial(mechanism.watch, self._gpu_lost) for mechanism in self.mechanisms.values())
-        checks = (self.shortfalls.run, self.residency.run, self.limits.run, self._housekeeping)
+        checks = (self.shortfalls.run, self.residency.run, self.parking.run, self.limits.run, self._housekeeping)
         return jobs, unseen, proof, *checks, *watches
 
     # -- while it runs ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from cotenant.agent.ipc.control import Caller, Handler
+from cotenant.agent.memory.checkpoints import LOCK_S
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.parking import Parking
 from cotenant.agent.memory.residency import Residency
@@ -110,11 +111,15 @@ class MemoryOrders:
             began = time.monotonic()
             if way == "out":
                 try:
-                    good = await residency.all_out(tenant, gpu, ways)
+                    good = await residency.while_busy(
+                        tenant, lambda: residency.all_out(tenant, gpu, ways), began + LOCK_S
+                    )
                 finally:
                     leaving.discard(tenant.name)
             else:
-                good = await residency.all_in(tenant, gpu, ways, lambda: bool(leaving))
+                good = await residency.while_busy(
+                    tenant, lambda: residency.all_in(tenant, gpu, ways, lambda: bool(leaving)), began + LOCK_S
+                )
             if not good:
                 raise WorkError(f"{tenant.name} could not be moved {way}")
             seconds = time.monotonic() - began

@@ -177,6 +177,10 @@ class Checkpoints:
         """Do work for which `settled` then waits."""
         self._settling[name] = asyncio.get_running_loop().create_task(work)
 
+    def settling(self, name: str) -> bool:
+        """Whether such work is in progress."""
+        return name in self._settling and not self._settling[name].done()
+
     async def settled(self, name: str) -> None:
         """Wait until this agent has found in which state the previous agent left the processes of a tenant, or of the
         process that the name `pid:N` means.

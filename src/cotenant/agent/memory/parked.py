@@ -29,6 +29,8 @@ class Parked:
     out_s: float = 0.0
     # true: parked by a user until a user resumes it; false: evicted to make space, until its next turn
     by_order: bool = False
+    # time of the monotonic clock before which the agent does not look whether memory of the tenant is on its GPU
+    quiet_until_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The row in JSON types, for the state file and --json."""

@@ -13,20 +13,23 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cotenant.agent.memory.checkpoints import LOCK_S, Checkpoints, StateFile
 from cotenant.agent.memory.parked import Parked, ParkedTable, movable_first
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import MOVED_BY_PROCESS, Residents
-from cotenant.agent.memory.space import AGAIN_S, SpaceMaker
+from cotenant.agent.memory.space import SpaceMaker
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
+from cotenant.agent.turns.hold import PARKED, RETRY
 from cotenant.core.errors import InputError, NothingToDoError, WorkError
 
 LOG = logging.getLogger(__name__)
 
+LOOK_AGAIN_S = 0.25  # time between two checks whether parked tenants have memory on their GPUs
 MOST_ROUNDS = 5  # how often a tenant that is parked is evicted at most, if it allocates memory meanwhile
 
 
@@ -121,7 +124,7 @@ class Parking:
         if there and not await self._evacuated(tenant, gpu, leaving.until_s):
             self._broker.unsuspend(tenant)
             why = next(iter(reversed(tenant.warnings)), "the tenant cannot be evicted")
-            if self._busy_processes(tenant):
+            if self._residency.is_busy(tenant):
                 why = "GPU work that one of its processes launched while no agent ran has not ended"
             raise WorkError(f"{tenant.name} could not be moved: {why}")
         if self._registry.tenants.get(tenant.name) is not tenant or (leaving.started and not tenant.sessions):
@@ -137,16 +140,12 @@ class Parking:
         ended. It is waited for until `until_s`, a time of the monotonic clock.
         """
         for _ in range(MOST_ROUNDS):
-            while not await self._residency.evacuate(tenant, gpu):
-                if not self._busy_processes(tenant) or time.monotonic() > until_s:
-                    return False
-                await asyncio.sleep(AGAIN_S)
+            evict = partial(self._residency.evacuate, tenant, gpu)
+            if not await self._residency.while_busy(tenant, evict, until_s):
+                return False
             if not self._is_here(tenant, gpu):
                 break
         return True
-
-    def _busy_processes(self, tenant: Tenant) -> set[int]:
-        return self._residents.busy.intersection(session.number for session in tenant.sessions)
 
     def _is_here(self, tenant: Tenant, gpu: str) -> bool:
         """Whether memory of a tenant that can be evicted is on a GPU."""
@@ -223,7 +222,10 @@ class Parking:
             counts = [self._residents.count(each.tenant.name) for each in leaving]
             before = [count.elapsed_ns for count in counts]
             # if this fails, the victims are evicted below, and the return is tried again afterwards
-            fault = await self._residency.make_space(tenant, home, leave=[each.tenant.name for each in leaving])
+            try:
+                fault = await self._residency.make_space(tenant, home, leave=[each.tenant.name for each in leaving])
+            except Exception as error:  # if the agent fails here, the victims must not stay suspended for ever
+                fault = f"the agent failed: {error!r}"
             LOG.info(f"{tenant.name} returns instead of {', '.join(names)}: {fault or 'all memory was moved'}")
             for each, count, began_ns in zip(leaving, counts, before, strict=True):
                 try:
@@ -287,7 +289,8 @@ class Parking:
         )
         if fault is not None:
             raise WorkError(f"{tenant.name} cannot be brought back: {fault}")
-        self._broker.unsuspend(tenant)
+        for why in (PARKED, RETRY):
+            self._broker.unsuspend(tenant, why)
 
     # -- after a restart of the agent ------------------------------------------------------------------------------
 
@@ -304,13 +307,29 @@ class Parking:
             if parked.by_order and parked.method == "swap":
                 self._checkpoints.settles(parked.name, self._evict_again(parked))
 
+    async def run(self) -> None:
+        """Evict what parked tenants have on their GPUs after all: memory that a process was about to allocate when its
+        tenant was parked, and that of a process which came back to a restarted agent later than others.
+        """
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            for parked in list(self._parked.rows.values()):
+                tenant = self._registry.tenants.get(parked.name)
+                swapped = parked.by_order and parked.method == "swap" and parked.name not in self._busy
+                if tenant is None or not swapped or time.monotonic() < parked.quiet_until_s:
+                    continue
+                if self._is_here(tenant, parked.gpus[0]) and not self._checkpoints.settling(parked.name):
+                    self._checkpoints.settles(parked.name, self._evict_again(parked))
+
     async def _evict_again(self, parked: Parked) -> None:
         tenant, gpu = self._registry.tenants[parked.name], parked.gpus[0]
         fault = await self._residents.all_reported([tenant])
-        if fault is None and not await self._evacuated(tenant, gpu, time.monotonic() + LOCK_S):
+        here = fault is None and self._is_here(tenant, gpu)
+        if here and not await self._evacuated(tenant, gpu, time.monotonic() + LOCK_S):
             fault = f"it was not evicted within {LOCK_S:g} s"
         if fault is not None:
-            tenant.warn(f"the tenant is parked, but memory that it restored while no agent ran is on the GPU: {fault}")
+            parked.quiet_until_s = time.monotonic() + LOCK_S
+            tenant.warn(f"the tenant is parked, but memory that it allocated or restored later is on the GPU: {fault}")
 
     # -- for schedulers --------------------------------------------------------------------------------------------
 

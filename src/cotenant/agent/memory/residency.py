@@ -11,20 +11,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from cotenant.abi.protocol import MemoryFamily, MessageType, Status
 from cotenant.agent.config.files import InForce
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.parked import ParkedTable
-from cotenant.agent.memory.residents import Residents
+from cotenant.agent.memory.residents import LOOK_S, Residents
 from cotenant.agent.memory.swap_orders import Flow, HandleTransfer, MoveEnd, SwapOrders, bytes_owner, moved_well
 from cotenant.agent.tenants.host_memory import widest_gap
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
 from cotenant.agent.turns.broker import Broker
-from cotenant.agent.turns.hold import PausedTurn
+from cotenant.agent.turns.hold import RETRY, PausedTurn
 from cotenant.policy.residency import Switch
 
 LOG = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ LOG = logging.getLogger(__name__)
 RETRY_S = 0.5
 MOST_RETRY_S = 10.0
 GROWTH = 8
+ALLOCATED_WITHIN_S = 1.0  # longest time for which an allocation that has begun delays the eviction of its tenant
 
 
 class Whole(Protocol):
@@ -95,13 +96,13 @@ class Residency:
             f"the tenant's memory cannot be restored to its GPU now: {fault}; it is kept, and the agent tries again"
         )
         LOG.warning(f"tenant {tenant.name}: {fault}; next try in {wait_s:g} s")
-        broker.suspend(tenant)
+        broker.suspend(tenant, RETRY)
         broker.fail_turn(gpu, tenant.name, epoch)
         asyncio.get_running_loop().call_later(wait_s, self._try_again, tenant)
 
     def _try_again(self, tenant: Tenant) -> None:
-        if self._registry.tenants.get(tenant.name) is tenant and tenant.name not in self._parked:
-            self._broker.unsuspend(tenant)
+        if self._registry.tenants.get(tenant.name) is tenant:
+            self._broker.unsuspend(tenant, RETRY)
 
     # -- reports of processes --------------------------------------------------------------------------------------
 
@@ -124,14 +125,19 @@ class Residency:
     # -- switching -------------------------------------------------------------------------------------------------
 
     async def make_space(
-        self, tenant: Tenant, gpu: str, refused_bytes: int = 0, leave: Collection[str] = ()
+        self,
+        tenant: Tenant,
+        gpu: str,
+        refused_bytes: int = 0,
+        leave: Collection[str] = (),
+        given_up: Callable[[], bool] = lambda: False,
     ) -> str | None:
         """Make space on a GPU for all memory of a tenant. Returns a sentence if that is impossible. `refused_bytes`:
         size of an allocation of the tenant that the driver has refused. `leave`: suspended tenants that are evicted
-        first and completely.
+        first and completely. `given_up`: whether the space is not wanted any more when it could be made.
         """
         async with self._locks[gpu]:
-            return await self._switch(tenant, gpu, refused_bytes, leave)
+            return None if given_up() else await self._switch(tenant, gpu, refused_bytes, leave)
 
     async def _switch(
         self, tenant: Tenant, gpu: str, refused_bytes: int = 0, leave: Collection[str] = ()
@@ -257,7 +263,7 @@ class Residency:
             told = moved
 
         end = await self._orders.give(session, slot, MessageType.MOVE_OUT, values, values["bytes"], progress, hand)
-        (self._residents.busy.add if end.status == Status.DENIED else self._residents.busy.discard)(session.number)
+        self._note_busy(session, end)
         if end.status is None and session.closed:
             freed(values["bytes"] - told)
             return None
@@ -286,8 +292,27 @@ class Residency:
             if end.status == Status.OUT_OF_MEMORY:
                 self._short.add(gpu)
             self._residents.count(tenant.name).add_in(end)
+            self._note_busy(session, end)
             complete = complete and (moved_well(end) or session.closed)
         return complete
+
+    def _note_busy(self, session: Session, end: MoveEnd) -> None:
+        busy = self._residents.busy
+        (busy.add if end.status == Status.DENIED else busy.discard)(session.number)
+
+    def is_busy(self, tenant: Tenant) -> bool:
+        """Whether a process of a tenant has refused the last order to move memory."""
+        return any(session.number in self._residents.busy for session in tenant.sessions)
+
+    async def while_busy(self, tenant: Tenant, attempt: Callable[[], Awaitable[bool]], until_s: float) -> bool:
+        """Attempt to move a tenant's memory. If a process refuses, because it is busy, this is tried again until
+        `until_s`, a time of the monotonic clock. Returns whether it succeeded.
+        """
+        while not await attempt():
+            if not self.is_busy(tenant) or time.monotonic() > until_s:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
 
     async def evacuate(self, tenant: Tenant, gpu: str) -> bool:
         """Evict a tenant completely while no switch is in progress on its GPU."""
@@ -296,7 +321,11 @@ class Residency:
             began = time.monotonic()
             residents.leaving[gpu][tenant.name] += 1
             try:
-                return await self.all_out(tenant, gpu)
+                good = await self.all_out(tenant, gpu)
+                # what a process was already allocating comes to the GPU a moment later; what it allocates now does not
+                while good and residents.allocating(tenant, gpu) and time.monotonic() < began + ALLOCATED_WITHIN_S:
+                    await asyncio.sleep(LOOK_S)
+                return good and await self.all_out(tenant, gpu)
             finally:
                 residents.leaving[gpu] -= Counter([tenant.name])
                 residents.count(tenant.name).seconds += time.monotonic() - began

@@ -43,7 +43,7 @@ class Residents:
         # gets no turn: its processes return a turn at once if their memory is not on the GPU, and request another one.
         self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
         self.mute: set[int] = set()  # connections (by number) whose process did not answer an order
-        # connections whose process refused the last order to evict memory, because its GPU work has not ended or it is
+        # connections whose process refused the last order to move memory, because its GPU work has not ended or it is
         # moving memory itself, as after a restart of the agent
         self.busy: set[int] = set()
         # name of a tenant that could not be restored -> time until the next attempt to restore it
@@ -200,6 +200,10 @@ class Residents:
     def goes(self, tenant: Tenant, gpu: str) -> bool:
         """Whether a tenant is parked or is being evicted, so that it gets no memory of the GPU now."""
         return tenant.name in self._parked or self.leaving[gpu][tenant.name] > 0
+
+    def allocating(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether a process of a tenant has reserved memory that can be evicted, and has not allocated it yet."""
+        return self._ledger.asked(tenant.name, gpu, MemoryFamily.PLAIN) > 0
 
     def could_fit(self, tenant: Tenant, gpu: str) -> bool:
         """Whether the tenant would fit on the GPU if all other swappable tenants were evicted."""

@@ -17,6 +17,7 @@ from cotenant.agent.memory.residents import CONTEXT_BYTES, Residents
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
+from cotenant.agent.turns.hold import SPACE
 
 PATIENCE_S = 10.0  # how long a request waits for tenants that cannot be evicted yet
 AGAIN_S = 0.05
@@ -46,21 +47,28 @@ class SpaceMaker:
         if flags & MoveFlag.CONTEXT:
             size = self._residents.context_reserve_bytes(gpu) or CONTEXT_BYTES
         status = Status.OK
-        if not now and (self._residents.goes(tenant, gpu) or self._somebody_else_runs(tenant, gpu)):
+
+        def goes() -> bool:
+            """Whether the tenant is parked, perhaps only since the request came: its memory must not come back."""
+            return not now and self._residents.goes(tenant, gpu)
+
+        if goes() or (not now and self._somebody_else_runs(tenant, gpu)):
             status = Status.DENIED  # the process gets the memory when this tenant's next turn begins
         else:
             try:
                 fault = await self.until(
                     tenant,
                     gpu,
-                    lambda: self._residency.make_space(tenant, gpu, size),
+                    lambda: self._residency.make_space(tenant, gpu, size, given_up=goes),
                     PATIENCE_S,
-                    lambda: not session.closed and self._residents.could_fit(tenant, gpu),
+                    lambda: not session.closed and not goes() and self._residents.could_fit(tenant, gpu),
                     hold_off=now,
                 )
             except Exception as error:  # if the agent fails here, the program must not wait for ever
                 fault = f"the agent failed: {error!r}"
-            if fault is not None:
+            if goes():
+                status = Status.DENIED
+            elif fault is not None:
                 status = Status.OUT_OF_MEMORY
                 what = f"{size / 2**20:.0f} MiB more" if size else "a context"
                 tenant.warn(f"the GPU has no space for {what}: {fault}")
@@ -87,18 +95,18 @@ class SpaceMaker:
         `tenant` requests only space, so another tenant's turn might never end. With `hold_off`, the other swappable
         tenants that have a turn on the GPU are therefore suspended until this method returns.
         """
-        held_off = set[str]()
+        held_off = set[Tenant]()
         deadline = time.monotonic() + patience_s
         try:
             while (fault := await attempt()) is not None and worth_it() and time.monotonic() < deadline:
                 for other in self._registry.on_gpu(gpu, without=tenant.name) if hold_off else ():
                     turns = other.spec.oversubscribe != "none" and self._registry.takes_turns(other)
                     if turns and self._broker.holds(other, gpu):
-                        self._broker.suspend(other)
-                        held_off.add(other.name)
+                        self._broker.suspend(other, SPACE)
+                        held_off.add(other)
                 await asyncio.sleep(AGAIN_S)
             return fault
         finally:
-            for name in held_off - set(self._parked.rows):
-                if name in self._registry.tenants:
-                    self._broker.unsuspend(self._registry.tenants[name])
+            for other in held_off:
+                if self._registry.tenants.get(other.name) is other:
+                    self._broker.unsuspend(other, SPACE)

@@ -15,7 +15,7 @@ from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.endless import EndlessTurns
-from cotenant.agent.turns.hold import ENDLESS, Hold, PausedTurn, Residents
+from cotenant.agent.turns.hold import ENDLESS, PARKED, Hold, PausedTurn, Residents, Suspended
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
 from cotenant.policy.shares.turn import UNDRAINED
 
@@ -47,11 +47,10 @@ class Broker:
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
         self._holds: dict[str, Hold] = {}  # UUID of a GPU -> its present turn
-        # (gpu, tenant) -> a revoked turn of which work still runs
-        self._stuck: dict[tuple[str, str], Hold] = {}
+        self._stuck: dict[tuple[str, str], Hold] = {}  # (gpu, tenant) -> a revoked turn of which work still runs
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._tenants: dict[str, Tenant] = {}
-        self._suspended: set[str] = set()
+        self._suspended = Suspended()
         # numbers of turns in messages only increase, even when the agent restarts
         self._wire_epoch = time.monotonic_ns() // 1000
         self._endless = EndlessTurns(residents, self.paused, self._next_epoch)
@@ -68,7 +67,7 @@ class Broker:
     def leave(self, tenant: Tenant) -> None:
         """End a tenant's turns and forget it."""
         now_ns = time.monotonic_ns()
-        self._suspended.discard(tenant.name)
+        self._suspended.forget(tenant.name)
         for gpu in tenant.gpus:
             self._stuck.pop((gpu.uuid, tenant.name), None)
             if tenant.name in self.turns.gpus[gpu.uuid].accounts:
@@ -98,9 +97,9 @@ class Broker:
         if out or hold is None or hold.contended is False:
             self._obey(out, gpu)
 
-    def suspend(self, tenant: Tenant) -> None:
+    def suspend(self, tenant: Tenant, why: str = PARKED) -> None:
         """Grant a tenant no turns and revoke its present turn. Requests are answered after `unsuspend`."""
-        self._suspended.add(tenant.name)
+        self._suspended.add(tenant.name, why)
         now_ns = time.monotonic_ns()
         if self._stands(tenant):
             self._endless.revoke(tenant)
@@ -115,9 +114,10 @@ class Broker:
                 else:
                     self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
 
-    def unsuspend(self, tenant: Tenant) -> None:
-        """Grant turns to a suspended tenant again."""
-        self._suspended.discard(tenant.name)
+    def unsuspend(self, tenant: Tenant, why: str = PARKED) -> None:
+        """Grant turns again to a tenant that was suspended for this reason, unless it is for others, too."""
+        if not self._suspended.remove(tenant.name, why):
+            return
         for gpu in tenant.gpus:
             if self._stands(tenant):
                 self._endless.begin(tenant, gpu.uuid)

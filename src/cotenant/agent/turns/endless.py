@@ -22,7 +22,8 @@ class EndlessTurns:
     def __init__(self, residents: Residents, paused: asyncio.Queue[PausedTurn], number: Callable[[], int]) -> None:
         """`paused` takes the turns that wait for their tenant's memory; `number` returns a new number of a turn."""
         self._residents, self._paused, self._number = residents, paused, number
-        self._waiting: set[tuple[str, str]] = set()  # (GPU, tenant) in `paused`
+        # (GPU, tenant) in `paused`; not the tenant's name, which a new tenant may have when this one has ended
+        self._waiting: set[tuple[str, Tenant]] = set()
 
     def grant(self, session: Session, slot: int) -> None:
         """Grant a process a turn. If memory of its tenant is not on the GPU, the process waits until `begin`. That is
@@ -31,8 +32,8 @@ class EndlessTurns:
         tenant, gpu = session.tenant, session.slots[slot]
         if not self._residents.ready(tenant, gpu):
             session.asking.add(slot)
-            if (gpu, tenant.name) not in self._waiting:
-                self._waiting.add((gpu, tenant.name))
+            if (gpu, tenant) not in self._waiting:
+                self._waiting.add((gpu, tenant))
                 self._paused.put_nowait(PausedTurn(tenant, gpu, ENDLESS))
             return
         session.asking.discard(slot)
@@ -44,14 +45,14 @@ class EndlessTurns:
 
     def begin(self, tenant: Tenant, gpu: str) -> None:
         """Grant turns to all processes of a tenant that wait for one on this GPU."""
-        self._waiting.discard((gpu, tenant.name))
+        self._waiting.discard((gpu, tenant))
         for session, slot in tenant.slots_on(gpu):
             if slot in session.asking:
                 self.grant(session, slot)
 
     def takes(self, paused: PausedTurn) -> bool:
         """Take a turn out of `paused`; returns whether a process still waits for it."""
-        self._waiting.discard((paused.gpu, paused.tenant.name))
+        self._waiting.discard((paused.gpu, paused.tenant))
         return any(slot in session.asking for session, slot in paused.tenant.slots_on(paused.gpu))
 
     def revoke(self, tenant: Tenant) -> None:
