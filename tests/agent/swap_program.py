@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import random
 import sys
 import time
@@ -128,6 +129,25 @@ def work(seconds: float) -> str:
         if done % 400 == 0 and check() != "intact":
             return "corrupt"
     return f"{done} {check()}"
+
+
+def steady(until_s: float, least_s: float) -> str:
+    """Kernels until a time of the monotonic clock, checking contents now and then. JSON: whether all was intact, and
+    the times in which no kernel ended for `least_s` and more, each as [begin, end].
+    """
+    gaps, rounds, good, last = [], 0, "intact", time.monotonic()
+    while time.monotonic() < until_s and good == "intact":
+        for _ in range(10):
+            launch(kernel)
+        cu("cuCtxSynchronize")
+        rounds += 1
+        if rounds % 100 == 0:
+            good = check()
+        now = time.monotonic()
+        if now - last >= least_s:
+            gaps.append([last, now])
+        last = now
+    return json.dumps({"contents": check() if good == "intact" else good, "gaps": gaps, "rounds": rounds})
 
 
 print("ready", flush=True)
