@@ -358,3 +358,12 @@ EXPORT CUresult cuCtxSynchronize(void)
     soft_pools_trim(context->device);
     return CUDA_SUCCESS;
 }
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    CHECK_CONTEXT();
+    (void)context;
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+}

@@ -92,9 +92,9 @@ static CUresult forbidden_on(struct soft_stream *stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* Checks a driver call on a stream. A call on the legacy stream synchronises it with all blocking streams, which is
- * forbidden while one of them is being captured: then returns an error and invalidates the capture. */
-CUresult soft_legacy_beside_capture(struct soft_stream *stream)
+/* A call on the legacy stream synchronises it with all blocking streams, which is forbidden while one of them is being
+ * captured: then returns an error. */
+static CUresult beside_capture(struct soft_stream *stream, bool invalidate)
 {
     if (atomic_load(&capture_count) == 0 || stream != stream->context->legacy)
         return CUDA_SUCCESS;
@@ -102,11 +102,18 @@ CUresult soft_legacy_beside_capture(struct soft_stream *stream)
     pthread_mutex_lock(&soft_lock);
     for (int i = 0; i < MAX_CAPTURES; i++)
         if (captures[i] && captures[i]->blocking && captures[i]->context == stream->context) {
-            soft_invalidate(captures[i]->capture_graph);
+            if (invalidate)
+                soft_invalidate(captures[i]->capture_graph);
             result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         }
     pthread_mutex_unlock(&soft_lock);
     return result;
+}
+
+/* Checks a driver call on a stream. If the call is forbidden, invalidates the capture. */
+CUresult soft_legacy_beside_capture(struct soft_stream *stream)
+{
+    return beside_capture(stream, true);
 }
 
 CUresult soft_join_capture(struct soft_stream *stream, struct soft_graph *graph, int mode, bool origin)
@@ -187,10 +194,8 @@ static CUresult is_capturing(struct soft_stream *stream, int *status)
 {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (stream == stream->context->legacy && atomic_load(&capture_count) > 0)
-        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = stream->capture;
-    return CUDA_SUCCESS;
+    return beside_capture(stream, false);
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status)
@@ -387,14 +392,5 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
     *out = (CUcontext)stream->context;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-    CHECK_CONTEXT();
-    (void)context;
-    *least = 0;
-    *greatest = -5;
     return CUDA_SUCCESS;
 }

@@ -21,6 +21,8 @@ blocks: list[tuple[c_uint64, int, bytes]] = []
 
 
 word = ctypes.c_uint32(0)
+captured: list[c_void_p] = []
+RELAXED = 2
 
 
 def hold_work(stream: c_void_p | None = None) -> int:
@@ -32,6 +34,19 @@ def hold_work(stream: c_void_p | None = None) -> int:
 def end_work() -> int:
     word.value = 1
     return 0
+
+
+def begin_capture(flags: int) -> int:
+    """Begin to capture a new stream into a graph."""
+    stream = c_void_p()
+    return raw("cuStreamCreate", byref(stream), flags) or captured.append(stream) or raw(
+        "cuStreamBeginCapture_v2", stream, RELAXED
+    )
+
+
+def end_capture() -> int:
+    graph = c_void_p()
+    return raw("cuStreamEndCapture", captured.pop(), byref(graph))
 
 
 def take(mib: int, each: int = 8) -> int:

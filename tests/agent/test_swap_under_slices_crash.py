@@ -51,11 +51,15 @@ class Pair:
         for name, programs in self.programs.items():
             wait_for(lambda name=name: len(self.here.tenant(name)["pids"]) == len(self.programs[name]))
             if self.is_parked(name):
-                wait_for(lambda name=name: self.here.where(name)["resident_bytes"] == 0, what=f"{name} leaves again")
-                assert self.here.where(name)["movable_bytes"] == SIZE
+                wait_for(lambda name=name: self.has(name) == (SIZE, 0), what=f"{name} leaves again")
             else:
                 assert [each.ask("work(0.02)").split()[1] for each in programs] == ["intact"] * len(programs)
-                assert self.here.where(name)["resident_bytes"] == SIZE
+                assert self.has(name) == (SIZE, SIZE)
+
+    def has(self, name: str) -> tuple[int, int]:
+        """Bytes of a tenant that can be moved, and how many of them are on the GPU."""
+        row = self.here.where(name)
+        return row["movable_bytes"], row["resident_bytes"]
 
 
 @pytest.fixture

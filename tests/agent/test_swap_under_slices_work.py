@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
+from cotenant.core.errors import WorkError
+
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 SCRIPT = Path(__file__).with_name("work_program.py")
 
@@ -45,6 +47,30 @@ def test_work_of_every_kind_waits_for_its_memory(node: Callable[..., Node], seed
     here = node(1024 * MIB)
     a = here.program("a", memory=CONTEXT + 256 * MIB, script=SCRIPT, mechanism="slices")
     assert parked_while(here, a, f"work({seed}, 3)").endswith("right")
+
+
+@pytest.mark.parametrize(("kind", "flags"), [("blocking", 0), ("not blocking", 1)])
+def test_memory_stays_while_other_streams_than_the_captured_one_work(
+    node: Callable[..., Node], kind: str, flags: int
+) -> None:
+    """The driver does not tell of the default stream while a stream that synchronises with it is captured."""
+    here = node(1024 * MIB)
+    a = here.program("a", memory=CONTEXT + 200 * MIB, mechanism="slices")
+    assert a.ask("take(200)") == "0"
+    assert a.ask("work(0.01)").endswith("intact")
+    assert a.ask("hold_work()") == "0"
+    assert a.ask(f"begin_capture({flags})") == "0"
+    with pytest.raises(WorkError, match="did not end within"):
+        here.call("park", name="a", timeout_s=0.3)
+    assert here.where("a")["resident_bytes"] == 200 * MIB
+    a.ask("end_work()")
+    if kind == "not blocking":
+        here.call("park", name="a")
+    assert a.ask("end_capture()") == "0"
+    if kind == "blocking":
+        here.call("park", name="a")
+    here.call("resume", name="a")
+    assert a.ask("work(0.1)").endswith("intact")
 
 
 def test_a_program_forks_while_its_memory_moves(node: Callable[..., Node]) -> None:

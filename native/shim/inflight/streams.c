@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "shim.h"
+#include "swap/swap.h"
 
 #define STREAMS 1024
 #define CAPTURES 256
@@ -156,8 +157,11 @@ static bool is_drained(struct stream *stream)
 {
     CUstream handle = stream->handle;
     bool shared = handle == NULL || (uintptr_t)handle <= CU_STREAM_PER_THREAD_VALUE;
-    if (atomic_load(&cot_captures) > 0 && (shared || cot_stream_is_capturing(handle)))
-        return true; /* a stream that is being captured cannot be queried, and the captured work does not run now */
+    if (atomic_load(&cot_captures) > 0 && cot_stream_is_capturing(shared ? NULL : handle))
+        /* A stream that is being captured cannot be queried, and the captured work does not run now. The legacy stream
+         * cannot be queried while a stream that synchronises with it is being captured. It may have work, so memory must
+         * not be moved before the capture ends. */
+        return !shared || !cot_swap_any();
     if ((uintptr_t)handle == CU_STREAM_PER_THREAD_VALUE)
         return marked_end_reached(stream);
     return REAL(cuStreamQuery)(handle) != CUDA_ERROR_NOT_READY;
