@@ -76,7 +76,7 @@ def kv_tokens(shape: str) -> int:
 
 def limits(shape: str) -> str:
     """Return the limits of an engine as options of `cotenant profile llm`."""
-    return f"--max-sequences {SEQUENCES} --kv-tokens {kv_tokens(shape)} --step-tokens {STEP_TOKENS}"
+    return f"--max-sequences {SEQUENCES} --kv-tokens {kv_tokens(shape)} --step-tokens {STEP_TOKENS} --schedules-ahead"
 
 
 def command(model: str, name: str, port: str, shape: str, *more: str) -> list[str]:

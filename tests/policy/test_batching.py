@@ -13,8 +13,10 @@ from cotenant.profiles.llm.profile import LlmProfile, Step, StepTimes
 TIMES = StepTimes(0.01, 1e-4, 0, 0.01, 1e-3, 0)
 
 
-def batcher(kv: int = 1000, step: int = 100, sequences: int = 8, context: int = 1000) -> Batcher:
-    return Batcher(LlmProfile("m", TIMES, kv, step, sequences, context))
+def batcher(
+    kv: int = 1000, step: int = 100, sequences: int = 8, context: int = 1000, ahead: bool = False
+) -> Batcher:
+    return Batcher(LlmProfile("m", TIMES, kv, step, sequences, context, schedules_ahead=ahead))
 
 
 def test_a_prompt_gives_the_first_token_and_each_step_one_more() -> None:
@@ -83,6 +85,25 @@ def test_a_client_that_left_during_a_step_gets_nothing_of_it() -> None:
     assert (b.begin(), b.held) == (None, 0)
 
 
+def test_a_request_that_arrives_during_a_step_waits_for_a_step_that_is_decided() -> None:
+    b = batcher(ahead=True)
+    b.add(1, 10, 9)
+    assert b.begin() == Step(tokens=10, pairs=55)  # the engine was idle
+    b.add(2, 5, 1)
+    b.end()
+    assert b.begin() == Step(sequences=1, context=11)
+    b.add(3, 6, 1)
+    b.add(4, 7, 1)
+    b.cancel(3)
+    b.end()
+    assert b.begin() == Step(tokens=5, pairs=15, sequences=1, context=12)
+    b.cancel(1)
+    assert b.end() == [Token(2, True)]
+    assert b.begin() == Step(tokens=7, pairs=28)  # it arrived one step earlier
+    assert b.end() == [Token(4, True)]
+    assert (b.begin(), len(b), b.held) == (None, 0, 0)
+
+
 @pytest.mark.parametrize(("prompt", "output"), [(0, 1), (1, 0), (990, 11)])
 def test_requests_that_can_never_run_are_refused(prompt: int, output: int) -> None:
     with pytest.raises(InputError):
@@ -91,11 +112,11 @@ def test_requests_that_can_never_run_are_refused(prompt: int, output: int) -> No
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=12),
-       st.integers(52, 90), st.integers(1, 60), st.integers(1, 5))  # fmt: skip
+       st.integers(52, 90), st.integers(1, 60), st.integers(1, 5), st.booleans())  # fmt: skip
 def test_every_request_gets_its_tokens_within_all_limits(
-    requests: list[tuple[int, int, int]], kv: int, step: int, sequences: int
+    requests: list[tuple[int, int, int]], kv: int, step: int, sequences: int, ahead: bool
 ) -> None:
-    b = batcher(kv, step, sequences)
+    b = batcher(kv, step, sequences, ahead=ahead)
     due = [(sum(r[2] for r in requests[: i + 1]), i, p, o) for i, (p, o, _) in enumerate(requests)]
     got = dict.fromkeys(range(len(requests)), 0)
     lasts = []

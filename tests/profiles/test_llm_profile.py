@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,11 @@ def test_a_step_is_the_sum_of_its_parts_and_reads_the_weights_once() -> None:
     assert decode_s(times, 2, 30) == pytest.approx(0.020 + 0.004 + 0.006)
     assert times.seconds(Step(3, 6, 2, 60)) == pytest.approx(0.020 + 0.0036 + 0.010)
     assert prefill_s(times.scaled(2), 3) == pytest.approx(0.0272)
+    launched = replace(times, prefill_least=0.015)
+    assert (prefill_s(launched, 3), decode_s(launched, 1, 0)) == (0.015, pytest.approx(0.022))
+    assert launched.seconds(Step(3, 6, 2, 60)) == pytest.approx(0.0336)
+    assert prefill_s(launched.on(0.5, 0.5), 3) == pytest.approx(0.0272)
+    assert launched.on(2.0, 2.0).prefill_least == 0.015
 
 
 def test_a_fit_finds_what_made_the_points() -> None:
@@ -69,6 +75,28 @@ def test_a_fit_finds_what_made_the_points() -> None:
     assert all(r["ms_ci95"][0] <= r["ms"] <= r["ms_ci95"][1] for r in rows)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.04])
+def test_short_prompts_of_one_length_in_time_have_a_least_time(noise: float) -> None:
+    """As in a vLLM without graphs of prefill steps, whose host launches the kernels of short prompts for longer than
+    they run."""
+    true, rng = replace(TRUE, prefill_least=0.017), random.Random(2)
+    lengths = (16, 64, 256, 512, 1024, 2048)
+    besides = [Step(n, pairs_of(n), 1, 40) for n in lengths]
+    singles = [Step(n, pairs_of(n)) for n in lengths]
+    decodes = [p for p in points(noise) if not p.step.tokens]
+    prefills = [
+        Point(step, tuple(true.seconds(step) * rng.lognormvariate(0, noise) + outside_s for _ in range(15)))
+        for steps, outside_s in ((besides, 0.0), (singles, 0.01))
+        for step in steps
+    ]
+    found = fit([*decodes, *prefills])
+    assert found.times.prefill_least == pytest.approx(0.017, rel=0.03)
+    for step in besides:
+        assert found.times.seconds(step) == pytest.approx(true.seconds(step), rel=0.05)
+    assert found.request_s == pytest.approx(0.01, abs=0.002)
+    assert fit(points(noise)).times.prefill_least == 0.0  # of an engine without it
+
+
 def test_no_coefficient_is_below_zero_and_what_does_not_fit_is_seen() -> None:
     falling = [Point(Step(tokens=n, pairs=pairs_of(n)), (t,)) for n, t in ((10, 0.03), (100, 0.02), (1000, 0.01))]
     steady = [Point(Step(sequences=b, context=b), (0.01,)) for b in (1, 2, 4)]
@@ -82,12 +110,13 @@ def test_no_coefficient_is_below_zero_and_what_does_not_fit_is_seen() -> None:
 
 def test_files_keep_their_other_rows_and_say_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "llm.json"
-    one = LlmProfile("a", TRUE, 1000, 512, 16, 900, 3 << 30, "H100")
+    one = LlmProfile("a", replace(TRUE, prefill_least=0.01), 1000, 512, 16, 900, 3 << 30, "H100", 0.002, True)
     add_row(path, one, {"rounds": 5})
     add_row(path, LlmProfile("b", TRUE))
     found = read_profiles(path)
     assert list(found) == ["a", "b"]
-    assert list(vars(found["a"].times).values()) == pytest.approx(list(vars(TRUE).values()))
+    assert list(vars(found["a"].times).values()) == pytest.approx(list(vars(one.times).values()))
+    assert (found["a"].request_s, found["a"].schedules_ahead, found["b"].schedules_ahead) == (0.002, True, False)
     assert (found["a"].kv_tokens, found["a"].max_sequences, found["a"].weights_bytes) == (1000, 16, 3 << 30)
     assert json.loads(path.read_text())["models"]["a"]["measured"] == {"rounds": 5}
     assert find_profile(str(path), "b") == found["b"]
@@ -136,7 +165,7 @@ def test_step_times_are_estimated_for_another_gpu() -> None:
     memory, arithmetic = 3350 / 1555, 989 / 312
     assert list(vars(found.times).values()) == pytest.approx([
         TRUE.prefill_base * memory, TRUE.per_token * arithmetic, TRUE.per_pair * arithmetic,
-        TRUE.decode_base * memory, TRUE.per_sequence, TRUE.per_context * memory,
+        TRUE.decode_base * memory, TRUE.per_sequence, TRUE.per_context * memory, 0.0,
     ])  # fmt: skip
     assert (found.request_s, found.kv_tokens) == (own.request_s, own.kv_tokens)
     assert found.gpu == "A100-40GB, estimated from times on NVIDIA H100 80GB HBM3"

@@ -35,6 +35,14 @@ def llm(
     max_sequences: Annotated[
         int, typer.Option(min=1, help="Largest number of requests per step (the engine's max_num_seqs).")
     ] = 256,
+    schedules_ahead: Annotated[
+        bool,
+        typer.Option(
+            "--schedules-ahead",
+            help="The engine decides what a step computes while the step before runs (vLLM: asynchronous scheduling; "
+            "SGLang: overlap schedule), so a request also waits for a step that is decided already.",
+        ),
+    ] = False,
     gpu: Annotated[str, typer.Option(help="Name of the GPU in the profile.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of measurements.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
@@ -83,7 +91,8 @@ def llm(
         with jobs_progress(f"profiling {model}", samples.total) as tick:
             found = measure(work, _with_estimate(tick, model, samples), samples)
     profile = LlmProfile(
-        model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu, request_s=found.request_s
+        model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu, request_s=found.request_s,
+        schedules_ahead=schedules_ahead,
     )  # fmt: skip
     measured = found.measured() | {"rounds": rounds, "seed": seed, "url": str(target)}
     add_row(out, profile, measured)
@@ -98,7 +107,8 @@ def llm(
         return
     t = found.times
     print(f"{found.request_s * 1e3:.2f} ms of a request outside of steps (HTTP, tokenizing)")
-    print(f"prefill {t.prefill_base * 1e3:.2f} ms + {t.per_token * 1e3:.4f} ms per token")
+    least = f", at least {t.prefill_least * 1e3:.2f} ms" * bool(t.prefill_least)
+    print(f"prefill {t.prefill_base * 1e3:.2f} ms + {t.per_token * 1e3:.4f} ms per token{least}")
     print(
         f"decode {t.decode_base * 1e3:.2f} ms + {t.per_sequence * 1e3:.3f} ms per request + "
         f"{t.per_context * 1e6:.4f} us per token of context"

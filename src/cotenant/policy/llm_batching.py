@@ -3,7 +3,8 @@
 In every step each running request whose prompt is in the KV cache decodes one token. The rest of the step's token
 budget goes to prompts, first come, first served; long prompts are computed in chunks. A request is admitted when its
 prompt fits into the cache in addition to all others. When the cache has no space for the next tokens, the request
-admitted last is preempted; later its prompt and the tokens that it has produced are computed again.
+admitted last is preempted; later its prompt and the tokens that it has produced are computed again. An engine that
+schedules ahead decides what a step computes when the step before begins, and admits no request that has arrived since.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Batcher:
         self.running: list[Sequence] = []
         self.held = 0  # number of tokens of all running requests; each token needs space in the cache
         self.preempted = 0
+        self._new = 0  # number of requests at the end of `waiting` that arrived after the last step began
         self._chunks: list[tuple[Sequence, int]] = []
         self._gone: set[int] = set()
         self._stepping = False
@@ -66,6 +68,7 @@ class Batcher:
         if prompt + output > most:
             raise InputError(f"{prompt} prompt and {output} output tokens are more than the model's {most}")
         self.waiting.append(Sequence(id_, prompt, output, min(cached, prompt - 1)))
+        self._new += 1
 
     def cancel(self, id_: int) -> None:
         """Remove a request whose client has disconnected. A running step is not interrupted."""
@@ -77,6 +80,8 @@ class Batcher:
     def begin(self) -> Step | None:
         """Return the work of the next step; None: there is nothing to do."""
         assert not self._stepping
+        if not (self._limits.schedules_ahead and self.running):
+            self._new = 0  # an idle engine schedules at once
         self._make_room()
         decoding = [one for one in self.running if one.decodes]
         self._chunks = [(one, 1) for one in decoding]
@@ -95,6 +100,7 @@ class Batcher:
             tokens += part
             pairs += pairs_of(part, one.computed)
             self._chunks.append((one, part))
+        self._new = 0
         if not self._chunks:
             return None
         self._stepping = True
@@ -124,7 +130,7 @@ class Batcher:
 
     def _admit(self) -> Sequence | None:
         """Admit the first waiting request if cache and step have space for it, and return it; otherwise None."""
-        if not self.waiting or len(self.running) >= self._limits.max_sequences:
+        if len(self.waiting) <= self._new or len(self.running) >= self._limits.max_sequences:
             return None
         one = self.waiting[0]
         if self.held + one.total > self._limits.kv_tokens:
@@ -149,4 +155,6 @@ class Batcher:
             self.held -= sum(one.total for one in self.running if one.id in ids)
             self.running = kept
         if any(one.id in ids for one in self.waiting):
+            earlier = len(self.waiting) - self._new
+            self._new -= sum(one.id in ids for one in list(self.waiting)[earlier:])
             self.waiting = deque(one for one in self.waiting if one.id not in ids)

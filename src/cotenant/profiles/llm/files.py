@@ -1,10 +1,10 @@
 """Files of language models' profiles: JSON, a row per model, times in ms.
 
 {"format": "cotenant-llm-profile-1", "models": {"chat-8b": {
-    "prefill_ms": {"base": 6, "per_token": 0.03, "per_pair": 0},
+    "prefill_ms": {"base": 6, "per_token": 0.03, "per_pair": 0, "least": 0},
     "decode_ms": {"base": 6, "per_sequence": 0.02, "per_context": 5e-5},
-    "request_ms": 3, "kv_tokens": 200000, "step_tokens": 8192, "max_sequences": 256, "max_context": 32768,
-    "weights": "16GiB", "gpu": "H100", "measured": {...}}}}
+    "request_ms": 3, "schedules_ahead": false, "kv_tokens": 200000, "step_tokens": 8192, "max_sequences": 256,
+    "max_context": 32768, "weights": "16GiB", "gpu": "H100", "measured": {...}}}}
 
 `prefill_ms` and `decode_ms` are the coefficients of the formula of step times in profile.py; `LlmProfile` there says
 what the other fields mean (`request_ms`: `request_s` in ms, 0 by default).
@@ -34,6 +34,7 @@ class _Prefill(Strict):
     base: float = Field(ge=0, lt=1e9)
     per_token: float = Field(ge=0, lt=1e9)
     per_pair: float = Field(0.0, ge=0, lt=1e9)
+    least: float = Field(0.0, ge=0, lt=1e9)
 
 
 class _Decode(Strict):
@@ -46,6 +47,7 @@ class _Row(Strict):
     prefill_ms: _Prefill
     decode_ms: _Decode
     request_ms: float = Field(0.0, ge=0, lt=1e9)
+    schedules_ahead: bool = False
     kv_tokens: int = Field(200_000, ge=1)
     step_tokens: int = Field(8192, ge=1)
     max_sequences: int = Field(256, ge=1)
@@ -85,10 +87,11 @@ def read_profiles(path: str | Path) -> dict[str, LlmProfile]:
 
 def _profile(name: str, row: _Row) -> LlmProfile:
     p, d = row.prefill_ms, row.decode_ms
-    times = StepTimes(*(x / 1000 for x in (p.base, p.per_token, p.per_pair, d.base, d.per_sequence, d.per_context)))
+    prefill, decode = (p.base, p.per_token, p.per_pair), (d.base, d.per_sequence, d.per_context)
+    times = StepTimes(*(x / 1000 for x in (*prefill, *decode, p.least)))
     return LlmProfile(
         name, times, row.kv_tokens, row.step_tokens, row.max_sequences, row.max_context, row.weights, row.gpu,
-        row.request_ms / 1000,
+        row.request_ms / 1000, row.schedules_ahead,
     )  # fmt: skip
 
 
@@ -96,11 +99,13 @@ def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[
     """Return a model's row of a profile file, in the form that `read_profiles` reads."""
     t = profile.times
     row: dict[str, Any] = {
-        "prefill_ms": {"base": t.prefill_base * 1e3, "per_token": t.per_token * 1e3, "per_pair": t.per_pair * 1e3},
+        "prefill_ms": {"base": t.prefill_base * 1e3, "per_token": t.per_token * 1e3, "per_pair": t.per_pair * 1e3,
+                       "least": t.prefill_least * 1e3},
         "decode_ms": {"base": t.decode_base * 1e3, "per_sequence": t.per_sequence * 1e3,
                       "per_context": t.per_context * 1e3},
-        "request_ms": profile.request_s * 1e3, "kv_tokens": profile.kv_tokens, "step_tokens": profile.step_tokens,
-        "max_sequences": profile.max_sequences, "max_context": profile.max_context, "gpu": profile.gpu,
+        "request_ms": profile.request_s * 1e3, "schedules_ahead": profile.schedules_ahead,
+        "kv_tokens": profile.kv_tokens, "step_tokens": profile.step_tokens, "max_sequences": profile.max_sequences,
+        "max_context": profile.max_context, "gpu": profile.gpu,
     }  # fmt: skip
     if profile.weights_bytes:
         row["weights"] = f"{profile.weights_bytes / 2**20:.0f}MiB"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -24,6 +24,8 @@ with needs("serve"):
 
 BOOTSTRAPS = 400
 BAD = 0.1  # a fit with a larger relative error at a point is bad
+# A least time of steps with prompts is assumed only if the squared errors are at most this part of those without it.
+WORTH = 0.25
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,37 @@ def fit(points: Sequence[Point]) -> Fit:
     second = _nonnegative([(1.0, p.step.sequences, p.step.context) for p in decode], [p.median_s for p in decode])
     prefill = beside if len(beside) >= 3 else single
     # what a prefill adds to the requests that decode in the same step
-    values = [p.median_s - second[1] * p.step.sequences - second[2] * p.step.context for p in prefill]
-    first = _nonnegative([(1.0, p.step.tokens, p.step.pairs) for p in prefill], [max(x, 1e-9) for x in values])
-    times = StepTimes(*first, *second)
+    times = _with_prefill(prefill, second)
     outside = [p.median_s - times.seconds(p.step) for p in single]
     request_s = max(0.0, median(outside)) if prefill is beside else 0.0
     found = [times.seconds(p.step) + request_s * (not p.step.sequences) for p in points]
     return Fit(times, request_s, tuple(points), tuple(x / p.median_s - 1 for x, p in zip(found, points, strict=True)))
+
+
+def _with_prefill(points: Sequence[Point], decode: Sequence[float]) -> StepTimes:
+    """Return the step times with these coefficients of decode and those of prefill that fit the points best: either
+    without a least time, or with one that the points with fewest tokens take. The others are then limited by the GPU,
+    which reads the weights once, as in a decode step.
+    """
+
+    def coefficients(columns: Sequence[tuple[float, ...]], points: Sequence[Point], base: float = 0.0) -> list[float]:
+        work = [p.median_s - base - decode[1] * p.step.sequences - decode[2] * p.step.context for p in points]
+        return _nonnegative(columns, [max(x, 1e-9) for x in work])
+
+    def error(times: StepTimes) -> float:
+        return sum((times.seconds(p.step) / p.median_s - 1) ** 2 for p in points)
+
+    found = StepTimes(*coefficients([(1.0, p.step.tokens, p.step.pairs) for p in points], points), *decode)
+    most = error(found) * WORTH
+    ordered = sorted(points, key=lambda p: p.step.tokens)
+    for count in range(2, len(ordered)):
+        short, long = ordered[:count], ordered[count:]
+        least = sum(1 / p.median_s for p in short) / sum(1 / p.median_s**2 for p in short)
+        slopes = coefficients([(p.step.tokens, p.step.pairs) for p in long], long, decode[0])
+        times = replace(StepTimes(decode[0], *slopes, *decode), prefill_least=least)
+        if error(times) < most:
+            found, most = times, error(times)
+    return found
 
 
 def _nonnegative(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> list[float]:

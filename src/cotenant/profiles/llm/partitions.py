@@ -94,18 +94,24 @@ class Engine:
         end.
         """
         t, prefills = self.traffic, requests / self.traffic.decodes
-        base = times.decode_base + min(1.0, prefills) * max(0.0, times.prefill_base - times.decode_base)
+        some = min(1.0, prefills)  # the fraction of the steps that have prompts
+        base = times.decode_base + some * max(0.0, times.prefill_base - times.decode_base)
         decode = requests * (times.per_sequence + times.per_context * t.context)
-        return 1e3 * (base + decode + prefills * (times.per_token * t.prompt + times.per_pair * t.pairs))
+        prompt = times.per_token * t.prompt + times.per_pair * t.pairs
+        on_gpu = max(times.prefill_base, times.decode_base) + decode + max(1.0, prefills) * prompt
+        return 1e3 * (base + decode + prefills * prompt + some * max(0.0, times.prefill_least - on_gpu))
 
     def longest_cycle_ms(self, times: StepTimes) -> float:
-        """Return the longest cycle that keeps TPOT and TTFT: a prompt waits for the end of one cycle, and takes one
-        cycle for each chunk in addition to its own work. Not above 0 if TTFT cannot be kept.
+        """Return the longest cycle that keeps TPOT and TTFT: a prompt waits for the end of one cycle (of two, if the
+        engine schedules ahead), and takes one cycle for each chunk in addition to its own work. Not above 0 if TTFT
+        cannot be kept.
         """
         prompt = self.traffic.longest
         chunks = math.ceil(prompt / self.profile.step_tokens)
-        alone = chunks * times.prefill_base + times.per_token * prompt + times.per_pair * pairs_of(prompt)
-        return min(self.tpot_ms, (self.ttft_ms - 1e3 * (self.profile.request_s + alone)) / (1 + chunks))
+        on_gpu = chunks * times.prefill_base + times.per_token * prompt + times.per_pair * pairs_of(prompt)
+        alone = max(on_gpu, chunks * times.prefill_least)
+        cycles = 1 + self.profile.schedules_ahead + chunks
+        return min(self.tpot_ms, (self.ttft_ms - 1e3 * (self.profile.request_s + alone)) / cycles)
 
 
 def divided(gpu: str, memory_bytes: int | None = None) -> ServingProfile:

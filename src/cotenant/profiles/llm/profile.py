@@ -8,6 +8,7 @@ read C tokens of context:
 
 `base` is that of the prefill or of the decode, the larger one if a step has both: the weights are read once. The form
 is that of a roofline: products with the weights grow with T, attention with A, and a decode reads weights and cache.
+A step with prompt tokens takes `prefill_least` at least, the time in which the host launches its kernels one by one.
 """
 
 from __future__ import annotations
@@ -47,14 +48,16 @@ class StepTimes:
     decode_base: float
     per_sequence: float
     per_context: float
+    prefill_least: float = 0.0
 
     def seconds(self, step: Step) -> float:
         """Return the length of a step on the whole GPU in seconds."""
         base = max(self.prefill_base if step.tokens else 0.0, self.decode_base if step.sequences else 0.0)
-        return (
+        on_gpu = (
             base + self.per_token * step.tokens + self.per_pair * step.pairs
             + self.per_sequence * step.sequences + self.per_context * step.context
         )  # fmt: skip
+        return max(on_gpu, self.prefill_least) if step.tokens else on_gpu
 
     def scaled(self, factor: float) -> StepTimes:
         """Return these step times, all multiplied by a factor."""
@@ -66,7 +69,7 @@ class StepTimes:
         """
         return StepTimes(
             self.prefill_base / bandwidth, self.per_token / compute, self.per_pair / compute,
-            self.decode_base / bandwidth, self.per_sequence, self.per_context / bandwidth,
+            self.decode_base / bandwidth, self.per_sequence, self.per_context / bandwidth, self.prefill_least,
         )  # fmt: skip
 
 
@@ -75,7 +78,9 @@ class LlmProfile:
     """The profile of a language model on one GPU. `kv_tokens`: capacity of the cache, in tokens of all running
     requests; `step_tokens`: maximum tokens of a step; `max_sequences`: maximum requests in a step; `max_context`:
     maximum tokens of one request, prompt and answer together; `request_s`: seconds that a request spends outside of
-    steps before its first token, as for HTTP and tokenizing, while steps of other requests run.
+    steps before its first token, as for HTTP and tokenizing, while steps of other requests run; `schedules_ahead`:
+    whether the engine decides what a step computes when the step before begins, so that a request that arrives during a
+    step also waits for the next one.
     """
 
     name: str
@@ -87,6 +92,7 @@ class LlmProfile:
     weights_bytes: int = 0
     gpu: str = ""
     request_s: float = 0.0
+    schedules_ahead: bool = False
 
     def __post_init__(self) -> None:
         for field in ("kv_tokens", "step_tokens", "max_sequences", "max_context"):
