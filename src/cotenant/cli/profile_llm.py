@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cotenant.cli.progress import Tick
     from cotenant.core.partial import Partial
     from cotenant.loadgen.llm_profiling import Samples
+    from cotenant.profiles.llm.fit import Fit
 
 
 def llm(
@@ -105,6 +106,12 @@ def llm(
     if as_json:
         print(json.dumps(row_of(profile, measured)))
         return
+    _show(found, rounds)
+    print(f"wrote {model} to {out}")
+
+
+def _show(found: Fit, rounds: int) -> None:
+    """Print the coefficients and how well they fit. `rounds`: how often each point was measured at least."""
     t = found.times
     print(f"{found.request_s * 1e3:.2f} ms of a request outside of steps (HTTP, tokenizing)")
     least = f", at least {t.prefill_least * 1e3:.2f} ms" * bool(t.prefill_least)
@@ -118,7 +125,6 @@ def llm(
     times = f"measured {rounds} times" if most == rounds else f"measured {rounds} to {most:,} times"
     most_off = f"residuals up to {found.worst:.1%}, 95 % intervals up to {wide:.1%} wide"
     print(f"{len(found.points)} points {times}, {most_off}")
-    print(f"wrote {model} to {out}")
 
 
 def _say_begin(model: str, rounds: int, samples: Samples, partial: Partial) -> None:
