@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +38,26 @@ def busy_agent() -> Iterator[AgentProcess]:
         agent = AgentProcess(Path(folder), config=declare(Path(folder), text))
         yield agent
         agent.close()
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "ctrl-c"])
+def test_top_in_a_terminal_ends_without_a_complaint(busy_agent: AgentProcess, key: bytes) -> None:
+    terminal, end = pty.openpty()
+    run = subprocess.Popen(
+        command.command("top", "--dir", busy_agent.folder), stdin=end, stdout=end, stderr=end, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(end)
+    shown = b""
+    while b"q quit" not in shown:
+        shown += os.read(terminal, 65536)
+    os.write(terminal, key)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(terminal, 65536):
+            shown += part
+    os.close(terminal)
+    assert run.wait(60) == 0
+    assert b"interrupted" not in shown
 
 
 def test_ps_top_set_stop(busy_agent: AgentProcess) -> None:

@@ -151,6 +151,8 @@ def _live(folder: Path, period_s: float) -> None:
                 if key == "q":
                     return
                 sort = KEYS.get(key or "", sort)
+    except KeyboardInterrupt:  # Ctrl-C is a way to leave, like q
+        return
     finally:
         if before is not None:
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -35,7 +36,8 @@ def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool
 
     before: dict[str, Any] | None = None
     lost = ""
-    with Live(screen=True, auto_refresh=False) as live:
+    # Ctrl-C is the way to leave
+    with contextlib.suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
         while True:
             live.update(screen(status, base, before, lost, live.console.width), refresh=True)
             time.sleep(period_s)
