@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,33 @@ def test_memory_that_is_allocated_during_a_move(node: Callable[..., Node]) -> No
     for each in (a, second):
         assert each.ask("work(0.1)").endswith("intact")
     assert here.where("a")["resident_bytes"] == (2 * 200 + 2 * 30 * 8) * MIB
+
+
+@pytest.mark.parametrize("order", ["park", "resume"])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_is_killed_while_memory_moves(node: Callable[..., Node], order: str, killed: int) -> None:
+    """The tenant's other process keeps its contents, and goes on."""
+    here = node(1600 * MIB)
+    both = [program(here, 1400 * MIB), here.joined("a")]
+    assert [each.ask("take(400)") for each in both] == ["0", "0"]
+    if order == "resume":
+        here.call("park", name="a")
+    with ThreadPoolExecutor() as pool:
+        moving = pool.submit(here.call, order, name="a")
+        wait_for(lambda: under_way(here, "a") or moving.done())
+        both[killed].process.kill()
+        both[killed].process.wait()
+        assert moving.exception() is None
+    if order == "park":
+        assert here.where("a")["resident_bytes"] == 0
+        here.call("resume", name="a")
+    assert both[1 - killed].ask("work(0.1)").endswith("intact")
+    assert here.where("a")["resident_bytes"] == 400 * MIB
+    here.call("park", name="a")
+    late = here.joined("a")
+    here.call("resume", name="a")
+    assert late.ask("take(400)") == "0"
+    assert late.ask("work(0.1)").endswith("intact")
 
 
 def test_a_stopped_process_is_not_parked_and_runs_later(node: Callable[..., Node]) -> None:

@@ -143,14 +143,9 @@ class Parking:
             evict = partial(self._residency.evacuate, tenant, gpu)
             if not await self._residency.while_busy(tenant, evict, until_s):
                 return False
-            if not self._is_here(tenant, gpu):
+            if not self._residents.here_bytes(tenant, gpu):
                 break
         return True
-
-    def _is_here(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether memory of a tenant that can be evicted is on a GPU."""
-        occupant = self._residents.refresh(gpu).occupants.get(tenant.name)
-        return occupant is not None and occupant.resident_bytes > 0
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
@@ -318,13 +313,13 @@ class Parking:
                 swapped = parked.by_order and parked.method == "swap" and parked.name not in self._busy
                 if tenant is None or not swapped or time.monotonic() < parked.quiet_until_s:
                     continue
-                if self._is_here(tenant, parked.gpus[0]) and not self._checkpoints.settling(parked.name):
+                if self._residents.here_bytes(tenant, parked.gpus[0]) and not self._checkpoints.settling(parked.name):
                     self._checkpoints.settles(parked.name, self._evict_again(parked))
 
     async def _evict_again(self, parked: Parked) -> None:
         tenant, gpu = self._registry.tenants[parked.name], parked.gpus[0]
         fault = await self._residents.all_reported([tenant])
-        here = fault is None and self._is_here(tenant, gpu)
+        here = fault is None and self._residents.here_bytes(tenant, gpu) > 0
         if here and not await self._evacuated(tenant, gpu, time.monotonic() + LOCK_S):
             fault = f"it was not evicted within {LOCK_S:g} s"
         if fault is not None:

@@ -332,10 +332,10 @@ class Residency:
 
     async def all_out(self, tenant: Tenant, gpu: str, hand: HandleTransfer | None = None) -> bool:
         """Evict a tenant completely, even while other memory of the GPU is being moved."""
-        # there is no entry for a tenant that has ended meanwhile
-        occupant = self._residents.refresh(gpu).occupants.get(tenant.name)
-        movable = occupant.resident_bytes if occupant is not None else 0
-        return not movable or await self._move_out(tenant, gpu, movable, hand=hand)
+        here = self._residents.here_bytes(tenant, gpu)
+        if not here or await self._move_out(tenant, gpu, here, hand=hand):
+            return True
+        return not self._residents.here_bytes(tenant, gpu)  # a process may have ended or freed memory meanwhile
 
     async def all_in(
         self,

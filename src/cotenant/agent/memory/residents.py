@@ -201,6 +201,12 @@ class Residents:
         """Whether a tenant is parked or is being evicted, so that it gets no memory of the GPU now."""
         return tenant.name in self._parked or self.leaving[gpu][tenant.name] > 0
 
+    def here_bytes(self, tenant: Tenant, gpu: str) -> int:
+        """Bytes of a tenant on a GPU that can be evicted."""
+        # there is no entry for a tenant that has ended meanwhile
+        occupant = self.refresh(gpu).occupants.get(tenant.name)
+        return occupant.resident_bytes if occupant is not None else 0
+
     def allocating(self, tenant: Tenant, gpu: str) -> bool:
         """Whether a process of a tenant has reserved memory that can be evicted, and has not allocated it yet."""
         return self._ledger.asked(tenant.name, gpu, MemoryFamily.PLAIN) > 0
