@@ -183,6 +183,13 @@ static CUresult supply(struct move *move, struct region *region, uint32_t index)
     return result;
 }
 
+/* Whether the shim itself started this move, while no agent ran, and an agent is there now. Its orders to move memory
+ * are refused as long as the move goes on. */
+static bool is_superseded(const struct swap_order *order)
+{
+    return order->sequence == 0 && cot_agent_is_connected();
+}
+
 /* Maps memory for a piece. If memory is exhausted it retries for a while, since memory that another process has
  * freed may become available with a delay. */
 static CUresult settle(struct move *move, struct region *region, uint32_t index)
@@ -192,7 +199,8 @@ static CUresult settle(struct move *move, struct region *region, uint32_t index)
         uint64_t before = cot_now_ns();
         CUresult result = supply(move, region, index);
         move->mapping_ns += cot_now_ns() - before;
-        if (result != CUDA_ERROR_OUT_OF_MEMORY || cot_now_ns() - began > FULL_PATIENCE_NS || cot_exiting())
+        if (result != CUDA_ERROR_OUT_OF_MEMORY || cot_now_ns() - began > FULL_PATIENCE_NS || cot_exiting() ||
+            is_superseded(move->order))
             return result;
         if (move->ended != move->begun)
             land(move);
@@ -283,7 +291,7 @@ void *cot_swap_mover(void *unused)
         if (status == COTENANT_INTERNAL)
             cot_say("moving memory %s the GPU failed with CUDA error %d; no contents are lost", out ? "off" : "to",
                     move.result);
-        if (status != COTENANT_OK && order.sequence == 0)
+        if (status != COTENANT_OK && order.sequence == 0 && !is_superseded(&order))
             /* the agent does not wait for this move, which the shim itself started, so the shim tries again later */
             usleep(200000);
         cot_hand_free();

@@ -203,6 +203,11 @@ static CUresult make_region(struct gpu *gpu, uint64_t asked, struct region **out
             slab->region = region;
     }
     result = region ? fill(region, crowded, &empty) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS && !empty) { /* first, since the agent may order to evict memory as soon as it is charged */
+        pthread_mutex_lock(&cot_lock);
+        cot_swap_publish(region);
+        pthread_mutex_unlock(&cot_lock);
+    }
     cot_memory_commit(gpu, COTENANT_MEMORY_PLAIN, reservation, result == CUDA_SUCCESS ? bytes : 0);
     if (result != CUDA_SUCCESS) {
         if (region) {
@@ -210,11 +215,6 @@ static CUresult make_region(struct gpu *gpu, uint64_t asked, struct region **out
             destroy(region);
         }
         return result;
-    }
-    if (!empty) {
-        pthread_mutex_lock(&cot_lock);
-        cot_swap_publish(region);
-        pthread_mutex_unlock(&cot_lock);
     }
     *out = region;
     return CUDA_SUCCESS;
