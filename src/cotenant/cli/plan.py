@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -139,10 +141,11 @@ def plan(
     from cotenant.cli.progress import say_compiling_serving
     from cotenant.serving.planning.decide import decide
 
-    found = decide(
-        problem, spec, factor, target=target, min_gpus=min_gpus, start=old, seed=seed, time_limit_s=limit_s,
-        on_ready=say_compiling_serving,
-    )  # fmt: skip
+    with _told_of(services, profile, gpus, *(what_if or []), planner, headroom, old, min_gpus or None):
+        found = decide(
+            problem, spec, factor, target=target, min_gpus=min_gpus, start=old, seed=seed, time_limit_s=limit_s,
+            on_ready=say_compiling_serving,
+        )  # fmt: skip
     content = plan_view.content(found, problem, old)
     if out is not None:
         write_text(out, json.dumps(content, indent=1) + "\n")
@@ -152,6 +155,17 @@ def plan(
         plan_view.show(content)
     if found.unmet is not None:
         raise WorkError(found.unmet)
+
+
+@contextlib.contextmanager
+def _told_of(services: str | None, *options: object) -> Iterator[None]:
+    """Add the file's name to an InputError, if no option was given that could be wrong instead (all are None)."""
+    try:
+        yield
+    except InputError as error:
+        if error.file is not None or any(option is not None for option in options):
+            raise
+        raise InputError(error.message, file=services, field=error.field) from None
 
 
 def _problem(
@@ -164,7 +178,8 @@ def _problem(
     if services is None:
         raise InputError("give SERVICES.yaml, or --scenarios")
     deployment = with_scheme(read_services(services), colocation)
-    problem = build_problem(what_if(deployment, changes), profile, gpus)
+    with _told_of(services, profile, gpus, *changes):
+        problem = build_problem(what_if(deployment, changes), profile, gpus)
     models = ", ".join(model for model in dict.fromkeys(deployment.gpu_models) if model in CATALOG)
     if deployment.mechanism == "cores" and models:
         what = f"mechanism cores gives workers CPU cores, but this plan uses speeds measured on parts of {models}"
