@@ -24,12 +24,12 @@ from cotenant.agent.tenants.host_memory import widest_gap
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
 from cotenant.agent.turns.broker import Broker
-from cotenant.agent.turns.hold import RETRY, PausedTurn
+from cotenant.agent.turns.hold import ENDLESS, RETRY, PausedTurn
 from cotenant.policy.residency import Switch
 
 LOG = logging.getLogger(__name__)
 
-RETRY_S = 0.5
+RETRY_S, FIRST_RETRY_S = 0.5, 0.05
 MOST_RETRY_S = 10.0
 GROWTH = 8
 ALLOCATED_WITHIN_S = 1.0  # longest time for which an allocation that has begun delays the eviction of its tenant
@@ -90,12 +90,16 @@ class Residency:
             residents.retry_s.pop(tenant.name, None)
             broker.resume_turn(paused, residents.gpus[gpu].floor_ns(residents.last_move_ns[gpu]))
             return
-        wait_s = min(MOST_RETRY_S, 2 * residents.retry_s.get(tenant.name, RETRY_S / 2))
+        # no turn of others ends sooner if a tenant without turns waits, and after a restart of the agent it may have to
+        # wait for a moment until a parked tenant has left the GPU again
+        first_s = RETRY_S if epoch != ENDLESS else FIRST_RETRY_S
+        wait_s = min(MOST_RETRY_S, 2 * residents.retry_s.get(tenant.name, first_s / 2))
         residents.retry_s[tenant.name] = wait_s
-        tenant.warn(
-            f"the tenant's memory cannot be restored to its GPU now: {fault}; it is kept, and the agent tries again"
-        )
-        LOG.warning(f"tenant {tenant.name}: {fault}; next try in {wait_s:g} s")
+        if wait_s >= RETRY_S:
+            tenant.warn(
+                f"the tenant's memory cannot be restored to its GPU now: {fault}; it is kept, and the agent tries again"
+            )
+            LOG.warning(f"tenant {tenant.name}: {fault}; next try in {wait_s:g} s")
         broker.suspend(tenant, RETRY)
         broker.fail_turn(gpu, tenant.name, epoch)
         asyncio.get_running_loop().call_later(wait_s, self._try_again, tenant)
