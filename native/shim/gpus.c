@@ -69,6 +69,7 @@ static int attach(struct gpu *gpu)
         gpu->turn_epoch = 0;
         gpu->reported_hung = true;
         cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
+        cot_agent_wake_helper(); /* which ends the turn */
     } else
         gpu->state = GATE_CLOSED;
     gpu->stale = false;
