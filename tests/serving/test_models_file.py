@@ -78,6 +78,8 @@ ONE = "models:\n- name: a\n  command: serve --port {port}\n  memory: 4GiB\n"
             "line 5, field listen.origins: 'chat.example' is not an origin such as https://chat.example or http://local",
         ),
         (ONE + "listen: {origins: ['https://chat.example/']}\n", "'https://chat.example/' is not an origin"),
+        (ONE + "listen: {origins: ['https://Chat.example']}\n", "write 'https://chat.example', as browsers send it"),
+        (ONE + "listen: {origins: ['https://a.example:443']}\n", "write 'https://a.example', as browsers send it"),
         (ONE + "  request: 120%\n", "line 5, field models[0].request: "),
         (ONE + "  request: fast\n", "line 5, field models[0].request: "),
         (

@@ -234,6 +234,10 @@ def test_events_of_any_size_pass_without_being_held() -> None:
     assert sum(map(len, passed[:-1])) >= 180_000 - 2 * MOST_HELD
     assert b"".join(passed) == large
     assert stream.take(REPORT + b"\n\n" + WORD) == WORD
+    for cut in range(-4, 1):
+        whole = large.replace(b"\n\n", b"\r\n\r\n") + REPORT + b"\r\n\r\n" + WORD
+        at, stream = len(large) + 2 + cut, Unasked()
+        assert stream.take(whole[:at]) + stream.take(whole[at:]) == whole.replace(REPORT + b"\r\n\r\n", b"")
 
 
 def test_the_choices_of_one_request_have_their_tokens_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ class _Run:
 
     def __init__(self, work: Profiling, last_s: Mapping[Cell, float] | None = None) -> None:
         self._work = work
-        self.number = 0
+        self.number = self._sent = 0
         self._last_s = dict(last_s or {})
         self.tokens_each: float | None = None  # tokens per event in the last measurement of decode; None: none yet
 
@@ -260,8 +260,9 @@ class _Run:
         # different for every measurement, so that no two have the same prompts
         test = OpenAiTest(
             work.target, trace, (Promise(work.model),), work.endpoint, {"ignore_eos": True},
-            seed=work.run * 1_000_003 + self.number, connections=max(BATCHES),
+            seed=work.run * 1_000_003 + self._sent, connections=max(BATCHES),
         )  # fmt: skip
+        self._sent += 1
         transport = OpenAiTransport(test, stamps=True)
         result = run_openai(test, transport=transport)
         if result.reasons:

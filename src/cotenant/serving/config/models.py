@@ -257,6 +257,9 @@ def _check_origins(origins: Sequence[str]) -> None:
         if origin != "*" and not (scheme and mark and host and host.isascii() and not set(host) & set("/ ?#*\r\n")):
             text = f"{origin!r} is not an origin such as https://chat.example or http://localhost:3000, nor '*' for all"
             raise InputError(text, field="listen.origins")
+        sent = origin.lower().removesuffix({"http": ":80", "https": ":443"}.get(scheme.lower(), ""))
+        if origin != sent:
+            raise InputError(f"write {sent!r}, as browsers send it, not {origin!r}", field="listen.origins")
 
 
 def _check_requests(raw: ModelsFile) -> None:

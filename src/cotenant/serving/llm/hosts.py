@@ -217,12 +217,13 @@ class AgentHost:
 
     async def _swapping(self, gpu: int) -> str:
         """Return the mechanism of models that do not all fit. The server decides which of them is evicted, so `auto`
-        means time slices where they are available, while the agent would let such tenants take turns.
+        means time slices where they are available, while the agent would let such tenants take turns. An agent of an
+        earlier version does not report what is available.
         """
         if self._wanted.mechanism != AUTO:
             return self._wanted.mechanism
         rows = (await self._in_thread(lambda: self._call_once("status")))["gpus"]
-        return next((str(row["auto"]) for row in rows if row["uuid"] == self.gpus[gpu].uuid), AUTO)
+        return next((str(row.get("auto", AUTO)) for row in rows if row["uuid"] == self.gpus[gpu].uuid), AUTO)
 
     def _register(self, spec: TenantSpec) -> tuple[ControlClient, dict[str, Any]]:
         """Register the tenant, once the previous one of that name has ended."""

@@ -48,7 +48,9 @@ class Unasked:
         self._rest = data[start:]
         if self._large or len(self._rest) > MOST_HELD:
             self._large = True
-            kept.append(self.end())
+            passed = len(self._rest.rstrip(b"\r\n"))  # a line's end may be the first half of the event's end
+            kept.append(self._rest[:passed])
+            self._rest = self._rest[passed:]
         return b"".join(kept)
 
     def end(self) -> bytes:
