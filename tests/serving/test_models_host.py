@@ -181,7 +181,7 @@ def test_a_program_is_known_to_the_keeper_before_the_agent_has_answered(
     host = AgentHost(ModelGpusEntry(count=1), (), tmp_path, keeper)
     host.gpus = [GpuRoom(0, "GPU-0", 1 << 30)]
     host._call_once = lambda _: {"gpus": [{"uuid": "GPU-0", "auto": "time"}]}  # type: ignore[method-assign]
-    model: Any = SimpleNamespace(name="a", memory=1, priority=0, class_="latency-sensitive")
+    model: Any = SimpleNamespace(name="a", memory=1, priority=0, class_="latency-sensitive", request=0.0)
 
     async def play() -> None:
         starting = asyncio.create_task(host.spawn(model, 0, ["/bin/sleep", "600"], tmp_path / "log"))
