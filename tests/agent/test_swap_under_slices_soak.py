@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Soak:
         self.excused: dict[str, list[list[float]]] = {name: [] for name in NAMES}
         self.done: Counter[str] = Counter()
         self.longest_s = 0.0
+        self.kills = False  # whether the agent may be killed in the middle of an order
         for name in NAMES:
             self.begin(name)
             if name == "a":
@@ -75,7 +77,12 @@ class Soak:
         for name in stops:
             self.excuse(name)
         try:
-            self.here.call(op, **order)
+            with ThreadPoolExecutor() as pool:
+                given = pool.submit(self.here.call, op, **order)
+                if self.kills and self.chance.random() < 0.2:
+                    time.sleep(self.chance.random() * 0.1)
+                    self.kill_agent()
+                given.result()
             self.done[op] += 1
         except (InputError, WorkError) as error:
             self.done[f"{op}: {error}"] += 1
@@ -124,8 +131,10 @@ class Soak:
         time.sleep(self.chance.choice((0.0, 0.1, 0.6)))
 
     def run(self) -> None:
+        self.kills = True
         while time.monotonic() < self.end_s:
             self.step()
+        self.kills = False
         for name in NAMES:
             others = [each for each in NAMES if each != name]
             self.order("resume", *others, name=name, instead_of=others)
@@ -174,7 +183,7 @@ def node(short_folder: Path) -> Iterator[Callable[..., Node]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_orders_and_kills_at_random(node: Callable[..., Node], seed: int) -> None:
     seconds = float(os.environ.get("COTENANT_SOAK_SECONDS", "30"))
     soak = Soak(node(4 * CONTEXT + 3 * SIZE * MIB), seed, seconds)
