@@ -116,6 +116,16 @@ def test_a_killed_measurement_continues_with_the_same_command(tmp_path: Path) ->
     assert min(point["times"] for point in alone) >= 2
 
 
+def test_an_engine_with_too_small_limits_is_not_measured(engine: str, tmp_path: Path) -> None:
+    """With contexts of 64 tokens and at most two requests there are two points of decode."""
+    out = tmp_path / "llm.json"
+    done = cotenant("profile", "llm", engine, "--model", "chat", "--max-sequences", 2, "--out", out)
+    assert done.code == 2
+    assert done.err.startswith("cotenant: the limits leave too few measurements for a profile: requests of up to 300 ")
+    assert "--max-sequences 2;" in done.err
+    assert list(tmp_path.glob("llm.json*")) == []
+
+
 def test_measurements_of_another_engine_or_with_other_settings_are_not_used(engine: str, tmp_path: Path) -> None:
     out = tmp_path / "llm.json"
     kept = Partial(out, {"url": "http://127.0.0.1:9", "model": "chat", "rounds": 5, "gpu": ""})

@@ -81,6 +81,7 @@ def llm(
     work = Profiling(
         target, model, most, kv_tokens, rounds, endpoint, seed, max_sequences, secrets.randbits(40)
     )  # fmt: skip
+    work.check()
     settings = {
         "url": str(target), "engine": engine, "model": model, "rounds": rounds, "endpoint": endpoint, "gpu": gpu,
         "kv-tokens": kv_tokens, "step-tokens": step_tokens, "max-sequences": max_sequences, "seed": seed,
@@ -135,6 +136,9 @@ def _say_begin(model: str, rounds: int, samples: Samples, partial: Partial) -> N
         earlier = partial.other_key if isinstance(partial.other_key, dict) else {}
         other = [name for name, value in partial.key.items() if earlier.get(name) != value]
         say(f"{partial.path} is not used and is replaced: it was measured with another {', '.join(other)}")
+    if samples.kept == samples.total:
+        say(f"{model}: all measurements are in {partial.path}")
+        return
     if samples.kept:
         warm = f"{len(samples.warm)} are made to warm up, which do not count"
         say(f"{model}: continues with {samples.kept} measurements from {partial.path}; {warm}, and "

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.core.errors import WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.core.metrics.tokens import Target as Promise
 from cotenant.core.partial import Partial
 from cotenant.loadgen.model_list import check_models
 from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, OpenAiTransport, run_openai
 from cotenant.loadgen.target import Target
-from cotenant.profiles.llm.fit import Fit, Point, fit
+from cotenant.profiles.llm.fit import LEAST, Fit, Point, fit
 from cotenant.profiles.llm.profile import Step, pairs_of
 from cotenant.workloads.llm.trace import make_trace
 
@@ -86,6 +86,18 @@ class Profiling:
         if LONE in found and self.max_sequences > 1:
             found += [Cell(cell.prompt, 1, False, beside=True) for cell in found if not cell.decode]
         return found
+
+    def check(self) -> None:
+        """Raise InputError if the limits of the engine leave fewer cells than a fit needs."""
+        cells = self.cells()
+        single = [cell for cell in cells if not (cell.decode or cell.beside)]
+        if min(len(single), sum(cell.decode for cell in cells)) < LEAST:
+            raise InputError(
+                f"the limits leave too few measurements for a profile: requests of up to {self.most_tokens:,} tokens "
+                f"(the engine's limit), --kv-tokens {self.kv_tokens} and --max-sequences {self.max_sequences}; "
+                f"it needs {LEAST} lengths of prompts (16, 64, 256 ... tokens), and {LEAST} combinations of a context "
+                "(64, 1024 or 4096 tokens, and the answer) with a number of requests (1, 2, 4 ...)"
+            )
 
 
 @dataclass(frozen=True)

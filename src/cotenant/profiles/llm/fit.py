@@ -23,6 +23,7 @@ with needs("serve"):
     import numpy as np
 
 BOOTSTRAPS = 400
+LEAST = 3  # points of prefill, and of decode, that a fit needs
 BAD = 0.1  # a fit with a larger relative error at a point is bad
 # A least time of steps with prompts is assumed only if the squared errors are at most this part of those without it.
 WORTH = 0.25
@@ -104,10 +105,10 @@ def fit(points: Sequence[Point]) -> Fit:
     single = [p for p in points if not p.step.sequences]
     decode = [p for p in points if not p.step.tokens]
     beside = [p for p in points if p.step.tokens and p.step.sequences]
-    if min(len(single), len(decode)) < 3:
-        raise InputError("a profile needs 3 points of prefill and 3 of decode at least")
+    if min(len(single), len(decode)) < LEAST:
+        raise InputError(f"a profile needs {LEAST} points of prefill and {LEAST} of decode at least")
     second = _nonnegative([(1.0, p.step.sequences, p.step.context) for p in decode], [p.median_s for p in decode])
-    prefill = beside if len(beside) >= 3 else single
+    prefill = beside if len(beside) >= LEAST else single
     # what a prefill adds to the requests that decode in the same step
     times = _with_prefill(prefill, second)
     outside = [p.median_s - times.seconds(p.step) for p in single]
