@@ -15,6 +15,7 @@ from waiting import WITHIN_S
 
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.devices.cards import NO_LIMIT
+from cotenant.devices.registry import device
 from cotenant.policy.memory_limits import Detected
 
 
@@ -95,6 +96,35 @@ def test_a_start_and_an_end_leave_the_event_loop_free(world: World, card: SlowCa
     asyncio.run(run())
     assert card.calls == [GIB, NO_LIMIT]
     assert threading.current_thread().name not in card.threads
+
+
+def test_a_tenant_that_ends_while_it_starts_leaves_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: int
+) -> None:
+    """It has two GPUs, and ends while the limit on the first one is being set: nothing would clear the second one."""
+    monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("COTENANT_SOFTGPU_CGROUPS", str(tmp_path / "cgroup"))
+    first, second = SlowCard(), SlowCard()
+    more = replace(device("soft").gpus()[0], index=1, uuid="GPU-second")
+    found = Detected("615", call=True, cgroup=2, root=True)
+    world = World(tmp_path, more=(more,), card=lambda gpu: second if gpu == more else first, find=lambda gpu: found)
+    second.may.set()
+    tenant = world.tenant(gpus=(world.gpu.uuid, more.uuid))
+    in_service(world, process)
+
+    async def run() -> None:
+        begins = asyncio.create_task(world.limits.begin(tenant, process))
+        await until(first.waits.is_set)
+        world.registry.remove(tenant)
+        world.limits.end(tenant)
+        sweeps = list(world.limits._sweeps)
+        await asyncio.sleep(0)  # the order to clear the limits is given
+        first.may.set()
+        await asyncio.gather(begins, *sweeps)
+
+    asyncio.run(run())
+    assert (first.calls, second.calls) == ([GIB, NO_LIMIT], [NO_LIMIT])
+    assert world.limits.closing() == []
 
 
 def test_the_next_tenant_in_a_group_keeps_its_limit(world: World, card: SlowCard, process: int) -> None:

@@ -176,6 +176,8 @@ class MemoryLimits:
                 # limit
                 self._save()
             for gpu in tenant.gpus:
+                if tenant.held != group:  # the tenant has ended meanwhile, and its limits are cleared
+                    break
                 await self._applied.done(self._applied.change, group.path, gpu, tenant.cap_bytes(gpu))
         except (NoGroupError, OSError) as error:
             running = before is not None and before.path.exists() and bool(tenant.pids)
