@@ -169,10 +169,10 @@ static bool is_refused(const char *name)
 {
     const char *path = getenv("COTENANT_SOFTGPU_REFUSES");
     FILE *names = path && *path ? fopen(path, "re") : NULL;
-    char word[32], log_path[4096];
+    char each[32], log_path[4096];
     bool found = false;
-    while (names && !found && fscanf(names, "%31s", word) == 1)
-        found = strcmp(word, name) == 0;
+    while (names && !found && fscanf(names, "%31s", each) == 1)
+        found = strcmp(each, name) == 0;
     if (names)
         fclose(names);
     if (!found || snprintf(log_path, sizeof log_path, "%s.log", path) >= (int)sizeof log_path)

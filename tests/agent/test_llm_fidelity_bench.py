@@ -57,7 +57,7 @@ def test_the_limits_are_those_that_vllm_prints(vllm_engine: ModuleType) -> None:
     given = dict(itertools.pairwise(words))
     assert vllm_engine.limits("4b") == (
         f"--max-sequences {given['--max-num-seqs']} --kv-tokens 80096 "
-        f"--step-tokens {given['--max-num-batched-tokens']}"
+        f"--step-tokens {given['--max-num-batched-tokens']} --schedules-ahead"
     )
     assert given["--kv-cache-memory-bytes"] == "11G"
 

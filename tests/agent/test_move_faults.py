@@ -278,9 +278,12 @@ def test_a_tenant_that_is_removed_while_it_is_parked_is_said(moment: str) -> Non
 
     no: Any = SimpleNamespace()
     checkpoints: Any = SimpleNamespace(settled=lambda name: ended(""), still=lambda *_: ended("before the move"))
-    residency: Any = SimpleNamespace(evacuate=lambda *_: ended("during the move"))
+    residency: Any = SimpleNamespace(
+        evacuate=lambda *_: ended("during the move"), while_busy=lambda _tenant, attempt, _until_s: attempt()
+    )
     residents: Any = SimpleNamespace(
-        refresh=lambda gpu: SimpleNamespace(occupants=occupants), all_reported=lambda _: asyncio.sleep(0)
+        refresh=lambda gpu: SimpleNamespace(occupants=occupants), all_reported=lambda _: asyncio.sleep(0),
+        here_bytes=lambda *_: 0,
     )
     registry: Any = SimpleNamespace(tenants=tenants)
     broker: Any = SimpleNamespace(unsuspend=lambda tenant: None)

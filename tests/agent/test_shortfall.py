@@ -167,10 +167,10 @@ def test_ps_top_and_page_say_it() -> None:
     from cotenant.cli.top import screen
 
     look = answer("train")
-    look["tenants"][0]["gpus"][0] |= {"short_s": 75.4}
+    look["tenants"][0]["gpus"][0] |= {"short_s": 75.4, "got": 0.2}
     console = Console(width=200, file=io.StringIO(), record=True)
     console.print(screen(look, sort="", width=200))
-    assert "▼ 30%" in console.export_text()
+    assert "▼ 20%" in console.export_text()
 
     row = {"name": "train", "mechanism": "time", "request": 0.5, "limit": 1.0, "state": "running", "class": "normal"}
     rest = {"memory_used_bytes": 0, "memory_limit_bytes": None, "holding": False, "waiting": False, "floor": None}

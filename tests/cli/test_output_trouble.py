@@ -65,6 +65,7 @@ class Interrupt:
     def find_spec(self, name, *rest):
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore the signal
 sys.meta_path.insert(0, Interrupt())
 sys.argv = ["cotenant", "policies"]
 from cotenant.cli.start import main
